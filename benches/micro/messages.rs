@@ -44,6 +44,10 @@ pub(crate) fn all() -> Vec<Microbench> {
         bench("batched/pinned", || {
             stream_with(pinned_options(), Posted, MESSAGES, MESSAGES)
         }),
+        bench("awaited/serial", || send_and_recv(serial_options())),
+        bench("batched/serial", || {
+            stream_with(serial_options(), Posted, MESSAGES, MESSAGES)
+        }),
         bench("injected in a batch", || {
             stream(Injected, MESSAGES, MESSAGES)
         }),
@@ -149,6 +153,11 @@ fn options() -> BindOptions {
 /// The data path is that of `Endpoint<Pinned>`, compiled once for both models.
 fn pinned_options() -> BindOptions {
     options().owned_by_this_thread()
+}
+
+/// The data path is that of `Endpoint<Serial>`, compiled once for both models.
+fn serial_options() -> BindOptions {
+    options().used_by_one_thread_at_a_time()
 }
 
 fn open_pair(options: BindOptions) -> (Runtime, EndpointPair) {

@@ -138,6 +138,8 @@ pub enum ThreadModelKind {
     Shared,
     /// The thread that opens a domain owns it.
     Pinned,
+    /// One thread at a time uses a domain.
+    Serial,
 }
 
 /// The message model of the domains.

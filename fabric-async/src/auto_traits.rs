@@ -12,7 +12,7 @@ use crate::extension::*;
 use crate::info::*;
 use crate::ops::*;
 use crate::stats::*;
-use crate::thread_model::{Pinned, Shared};
+use crate::thread_model::{Pinned, Serial, Shared};
 use crate::*;
 
 type Buf = Vec<u8>;
@@ -103,4 +103,22 @@ assert_pinned! {
     Probing<'static, Pinned>, Claiming<'static, Pinned>, Claimed<Pinned>,
     Reserving<'static, Pinned>, Permit<Pinned>, PermitSendOp<Pinned>, ClaimedRecvOp<Pinned>,
     Operation<Buf, Pinned>, Pinned,
+}
+
+// The same types of model `Serial`.
+assert_shareable! {
+    Domain<Serial>, DomainBuilder<'static, Serial>, Endpoint<Serial>, ConnectedEndpoint<Serial>,
+    EndpointBuilder<Serial>, BindOptions<Serial>, Connect<Serial>, SharedRxContext<Serial>,
+    SharedRxContextBuilder<Serial>, CompletionQueue<Serial>, Counter<Serial>,
+    AddressVector<Serial>, MulticastGroup<Serial>, MemoryRegion<Allocated, Serial>,
+    MemoryRegion<Buf, Serial>, RegisteredBuffer<Buf, Serial>, RegisteredGuard<'static, Serial>,
+    Request<'static, SendOp, Buf, Serial>, Request<'static, RecvOp, Buf, Serial>,
+    Request<'static, MultiRecvOp, BytesMut, Serial>, Request<'static, ProbeOp, (), Serial>,
+    Request<'static, ClaimOp, (), Serial>, RequestFuture<'static, SendOp, Buf, Serial>,
+    Request<'static, RemoteAtomicOp<u64, Fetching>, u64, Serial>,
+    RequestFuture<'static, RemoteAtomicOp<u64, Fetching>, u64, Serial>,
+    AtomicOperation<u64, Fetching, Serial>, MultiRecv<Serial>, PostedMultiRecv<Serial>,
+    Probing<'static, Serial>, Claiming<'static, Serial>, Claimed<Serial>,
+    Reserving<'static, Serial>, Permit<Serial>, PermitSendOp<Serial>, ClaimedRecvOp<Serial>,
+    Operation<Buf, Serial>, Serial,
 }

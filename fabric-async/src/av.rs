@@ -199,16 +199,19 @@ impl AvInner {
 
     /// Creates the vector of a connected endpoint, with its one peer. The vector is part of the
     /// endpoint: not counted as a child of the domain, and not accessible to the application.
-    pub(crate) fn with_peer(domain: &Arc<DomainInner>, peer: &Address) -> (Arc<Self>, FiAddr) {
-        let (id, fi_addr) = domain.engine.open_single_peer_av(peer);
-        (Arc::new(Self::new(domain, id)), fi_addr)
+    pub(crate) fn with_peer(
+        domain: &Arc<DomainInner>,
+        peer: &Address,
+    ) -> Result<(Arc<Self>, FiAddr)> {
+        let (id, fi_addr) = domain.engine.open_single_peer_av(peer)?;
+        Ok((Arc::new(Self::new(domain, id)), fi_addr))
     }
 
     /// Creates the empty vector of a shared receive context for connected endpoints. The vector is
     /// part of the context: not counted as a child of the domain, and not accessible to the
     /// application.
-    pub(crate) fn empty(domain: &Arc<DomainInner>) -> Arc<Self> {
-        Arc::new(Self::new(domain, domain.engine.open_av(false)))
+    pub(crate) fn empty(domain: &Arc<DomainInner>) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self::new(domain, domain.engine.open_av(false)?)))
     }
 
     /// Inserts a peer, and returns its handle and whether the peer is new to the vector.
@@ -232,7 +235,7 @@ impl<M: ThreadModel> AddressVector<M> {
     /// Opens a vector; with `auto_insert`, one that inserts peers which connect.
     pub(crate) fn open(domain: &Domain<M>, auto_insert: bool) -> Result<Self> {
         domain.inner.node.check_open()?;
-        let id = domain.inner.engine.open_av(auto_insert);
+        let id = domain.inner.engine.open_av(auto_insert)?;
         let inner = AvInner::new(&domain.inner, id);
         inner.node.attach_to_parent()?;
         Ok(Self {

@@ -46,7 +46,7 @@ impl<M: ThreadModel> Counter<M> {
         let node = ObjectNode::new(Class::Counter, Some(domain.inner.node.clone()));
         let inner = CounterInner {
             node,
-            id: domain.inner.engine.open_counter(),
+            id: domain.inner.engine.open_counter()?,
             domain: domain.inner.clone(),
             wait: LazyWaitObject::default(),
             waiter: Mutex::new(None),

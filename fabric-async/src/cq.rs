@@ -68,7 +68,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
             });
         }
         let node = ObjectNode::new(Class::CompletionQueue, Some(domain.inner.node.clone()));
-        let id = domain.inner.engine.open_cq(capacity);
+        let id = domain.inner.engine.open_cq(capacity)?;
         let inner = CqInner {
             node,
             id,

@@ -81,6 +81,15 @@ impl<'a> DomainBuilder<'a> {
         self.config.thread_mode = ThreadMode::Pinned;
         self
     }
+
+    /// Opens the domain for one thread at a time, as model `Serial` does, with the same conditions,
+    /// although the type of its handles says `Shared`. For tests and benchmarks that are compiled
+    /// once for both models.
+    #[doc(hidden)]
+    pub fn used_by_one_thread_at_a_time(mut self) -> Self {
+        self.config.thread_mode = ThreadMode::Serial;
+        self
+    }
 }
 
 impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
@@ -466,6 +475,14 @@ impl<M: ThreadModel> Domain<M> {
     #[must_use]
     pub fn stats(&self) -> DomainStats {
         self.inner.engine.stats()
+    }
+
+    /// Returns [`DomainStats::concurrent_uses`] without using the domain. For tests, which cannot
+    /// see otherwise that a thread waits.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn concurrent_uses(&self) -> u64 {
+        self.inner.engine.concurrent_uses()
     }
 
     /// Allocates a memory region of `len` zeroed bytes, under a free key.

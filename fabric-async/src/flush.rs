@@ -12,7 +12,7 @@ use crate::domain_inner::DomainCore;
 /// Waits until the kernel or the peer's ring has the data of everything that was posted on this
 /// endpoint; `None` stands for all endpoints of the domain.
 pub(crate) async fn flush(domain: &DomainCore, ep: Option<EpId>) -> Result<()> {
-    let key = domain.engine.flush(ep);
+    let key = domain.engine.flush(ep)?;
     let _guard = domain.detach_on_drop(key);
     poll_fn(|cx| {
         let budget = ready!(coop::poll_proceed(cx));

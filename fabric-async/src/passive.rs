@@ -177,10 +177,11 @@ impl PassiveEndpointBuilder {
             domain.bind_eq(&eq, RegistrationMode::Synchronous, guard)?;
             eq.attach_domain(&domain);
         }
+        let av = domain.engine.open_av(false)?;
         let bound = Bindings {
             object_id: domain.node.id(),
             context: domain.context,
-            av: domain.engine.open_av(false),
+            av,
             tx_cq: None,
             rx_cq: None,
             counters: CounterBindings::default(),

@@ -103,7 +103,7 @@ impl<'a, M: ThreadModel> ResourceDomainBuilder<'a, M> {
         setup.config.thread_mode = thread_model::mode::<N>();
         info.domain.threading = match setup.config.thread_mode {
             ThreadMode::Shared => self.domain.info.domain.threading,
-            ThreadMode::Pinned => Threading::Domain,
+            ThreadMode::Serial | ThreadMode::Pinned => Threading::Domain,
         };
         ResourceDomainBuilder {
             domain: self.domain,

@@ -23,6 +23,7 @@ mod sealed {
 /// | model | level of the info | handles |
 /// |---|---|---|
 /// | [`Shared`], the default | any | `Send` and `Sync` |
+/// | [`Serial`] | [`Threading::Domain`] | `Send` and `Sync` |
 /// | [`Pinned`] | [`Threading::Domain`] | neither |
 #[doc(alias = "fi_threading")]
 pub trait ThreadModel: sealed::Sealed + Clone + Unpin + 'static {}
@@ -32,6 +33,44 @@ pub trait ThreadModel: sealed::Sealed + Clone + Unpin + 'static {}
 /// The model serves every [`Threading`] level, as its promise is the weakest.
 #[derive(Clone, Copy, Debug)]
 pub enum Shared {}
+
+/// One thread at a time uses the domain and its objects: the program orders the calls of its
+/// threads. Handles are `Send` and `Sync`, so that a task that uses the domain may move between
+/// threads at `.await`.
+///
+/// A call makes one atomic read-modify-write for exclusion, which also notices a second thread. The
+/// behaviour is defined if the promise is broken:
+///
+/// * A call that posts or configures fails with [`Error::ConcurrentUse`] and returns the buffer.
+/// * All other calls wait for the other thread: polls, reads of queues, counters and statistics,
+///   cancels, closes and drops. So no completion and no cancellation is lost.
+/// * [`DomainStats::concurrent_uses`](crate::stats::DomainStats::concurrent_uses) counts these
+///   calls, and an [event](crate::EventKind::ConcurrentUse) reports the first.
+///
+/// The driver of the domain and the reader of an [`EventQueue`](crate::EventQueue) are no users:
+/// they may run on any thread, and calls wait for the end of their passes.
+///
+/// Such a domain has [`Threading::Domain`], manual or automatic progress, and no asynchronous
+/// registration. Open it with [`DomainBuilder::thread_model`](crate::DomainBuilder::thread_model),
+/// or with [`BindOptions::thread_model`](crate::BindOptions::thread_model).
+///
+/// ```
+/// # #[tokio::main(worker_threads = 2)] async fn main() -> fabric_async::Result<()> {
+/// use fabric_async::Endpoint;
+/// use fabric_async::thread_model::Serial;
+/// let ep = Endpoint::options().thread_model::<Serial>().bind("shm://").await?;
+/// let me = ep.add_peer(ep.name()).await?;
+/// let task = tokio::spawn(async move {             // a task of any thread, the only user
+///     let (sent, got) = tokio::join!(ep.send(me, "hello"), ep.recv());
+///     sent?;
+///     assert_eq!(ep.domain().stats().concurrent_uses, 0);
+///     Ok::<_, fabric_async::Error>(got?.len())
+/// });
+/// assert_eq!(task.await.expect("no panic")?, 5);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub enum Serial {}
 
 /// One thread opens the domain and uses its objects. Handles, requests and operations are not
 /// `Send`, so that a use by another thread does not compile.
@@ -73,6 +112,11 @@ impl sealed::Sealed for Shared {
 }
 impl ThreadModel for Shared {}
 
+impl sealed::Sealed for Serial {
+    const MODE: ThreadMode = ThreadMode::Serial;
+}
+impl ThreadModel for Serial {}
+
 impl sealed::Sealed for Pinned {
     const MODE: ThreadMode = ThreadMode::Pinned;
 }
@@ -86,19 +130,20 @@ pub(crate) fn mode<M: ThreadModel>() -> ThreadMode {
 /// Checks that a domain of this mode can be opened from `info`.
 ///
 /// # Errors
-/// [`Error::Invalid`] for `Pinned` with another level than [`Threading::Domain`], or with automatic
-/// progress.
+/// [`Error::Invalid`] for `Pinned` and `Serial` with another level than [`Threading::Domain`], and
+/// for `Pinned` with automatic progress.
 pub(crate) fn check_info(mode: ThreadMode, info: &Info) -> Result<()> {
     if mode == ThreadMode::Shared {
         return Ok(());
     }
     let domain = &info.domain;
+    let has_thread = [domain.control_progress, domain.data_progress].contains(&Progress::Auto);
     let why = if domain.threading != Threading::Domain {
         format!(
-            "Pinned needs Threading::Domain (FI_THREAD_DOMAIN), and the info has {:?}",
+            "{mode:?} needs Threading::Domain (FI_THREAD_DOMAIN), and the info has {:?}",
             domain.threading
         )
-    } else if [domain.control_progress, domain.data_progress].contains(&Progress::Auto) {
+    } else if mode == ThreadMode::Pinned && has_thread {
         "Pinned needs manual control and data progress: a thread of the domain's own would be a \
          second one"
             .into()

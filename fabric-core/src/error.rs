@@ -42,6 +42,16 @@ pub enum Error {
     /// The object still has open children or users. `FI_EBUSY`.
     #[error("cannot close (FI_EBUSY): still open: {0}")]
     Busy(Children),
+    /// Another thread is inside a call on a domain that one thread at a time may use (thread model
+    /// `Serial`). The call has had no effect. `FI_EBUSY`.
+    ///
+    /// The program broke its promise: it has to order the calls of its threads, for example by a
+    /// lock around all uses of the domain, or open the domain with thread model `Shared`.
+    #[error(
+        "another thread is in a call on this domain (FI_EBUSY, model Serial); use it from one \
+         thread at a time, or open it with model Shared"
+    )]
+    ConcurrentUse,
     /// The object was closed, or its domain was closed. `FI_EOPBADSTATE`.
     ///
     /// A completion queue is closed also by dropping its handle: keep the handle while `.post()`

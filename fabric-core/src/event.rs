@@ -10,7 +10,8 @@ use crate::error::Error;
 pub struct Event {
     /// The id of the object that the event is about (`fid`): of an endpoint, a passive endpoint, a
     /// shared receive context or a memory region; for [`EventKind::DriverEnded`] of the domain or
-    /// passive endpoint, for [`EventKind::Overrun`] and [`EventKind::User`] of the event queue.
+    /// passive endpoint, for [`EventKind::ConcurrentUse`] of the domain, for
+    /// [`EventKind::Overrun`] and [`EventKind::User`] of the event queue.
     #[doc(alias = "fid")]
     pub object_id: u64,
     /// The context value that this object was opened with, or its registration was posted with;
@@ -161,6 +162,11 @@ pub enum EventKind {
     /// was shut down, or the driver panicked. From now on the object makes progress only while the
     /// program polls it. The event goes to the queue that the object is bound to.
     DriverEnded,
+    /// Two threads used this domain of thread model `Serial` at the same time. The later call was
+    /// refused with [`Error::ConcurrentUse`], or has waited for the other. Reported once per
+    /// domain; [`DomainStats::concurrent_uses`](crate::stats::DomainStats::concurrent_uses) counts
+    /// the calls.
+    ConcurrentUse,
     /// The program has written this event to the queue (`fi_eq_write`), with
     /// `EventWriter::write`.
     #[doc(alias = "FI_NOTIFY")]

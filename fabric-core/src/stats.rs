@@ -171,6 +171,9 @@ pub struct DomainStats {
     pub spins_timed_out: u64,
     /// Number of times that the driver went to sleep.
     pub parks: u64,
+    /// Calls that found another thread inside a call on this domain of thread model `Serial`
+    /// ([`EventKind::ConcurrentUse`](crate::event::EventKind::ConcurrentUse)).
+    pub concurrent_uses: u64,
 
     /// Operations that are pending now, or completed and not yet reported.
     pub operations: usize,

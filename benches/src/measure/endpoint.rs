@@ -81,10 +81,12 @@ fn open_domain(plan: &Plan, fabric: &Fabric, info: &Info) -> Result<Domain> {
     if let Some(len) = plan.single_copy_threshold {
         domain = domain.single_copy_threshold(len);
     }
-    if plan.threading == ThreadModelKind::Pinned {
-        // The data path is that of `Domain<Pinned>`, compiled once for both models.
-        domain = domain.owned_by_this_thread();
-    }
+    // The data path is that of `Domain<Pinned>` or `Domain<Serial>`, compiled once for all models.
+    domain = match plan.threading {
+        ThreadModelKind::Shared => domain,
+        ThreadModelKind::Pinned => domain.owned_by_this_thread(),
+        ThreadModelKind::Serial => domain.used_by_one_thread_at_a_time(),
+    };
     if let Some(name) = &plan.congestion {
         domain = domain.socket_options(SocketOptions::new().congestion_control(name));
     }

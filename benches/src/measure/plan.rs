@@ -119,17 +119,17 @@ impl Plan {
             }
             _ => return Err(self.invalid_request("only measured with --api await")),
         }
-        if self.threading == ThreadModelKind::Pinned {
-            if self.progress != ProgressMode::Manual {
-                return Err(Error::InvalidRequest(
-                    "--threading pinned needs --progress manual".into(),
-                ));
-            }
-            if self.runtime != RuntimeKind::Current {
-                return Err(Error::InvalidRequest(
-                    "--threading pinned needs --runtime current".into(),
-                ));
-            }
+        let is_pinned = self.threading == ThreadModelKind::Pinned;
+        if is_pinned && self.progress != ProgressMode::Manual {
+            return Err(Error::InvalidRequest(
+                "--threading pinned needs --progress manual".into(),
+            ));
+        }
+        // The tasks of a measuring thread would use its domain from several threads.
+        if self.threading != ThreadModelKind::Shared && self.runtime != RuntimeKind::Current {
+            return Err(Error::InvalidRequest(
+                "--threading pinned and --threading serial need --runtime current".into(),
+            ));
         }
         if self.fan_in && self.peers > 1 {
             return Err(Error::InvalidRequest(
@@ -288,7 +288,7 @@ impl Plan {
             .progress(self.progress.model());
         match self.threading {
             ThreadModelKind::Shared => hints,
-            ThreadModelKind::Pinned => hints.threading(Threading::Domain),
+            ThreadModelKind::Pinned | ThreadModelKind::Serial => hints.threading(Threading::Domain),
         }
     }
 

@@ -60,7 +60,10 @@ impl<M: ThreadModel> Endpoint<M> {
             }
             let engine = &self.inner.domain.engine;
             tx_op.more = chunk.len() > 1 && engine.defers_in_batches();
-            let mut posts = engine.batch(self.inner.id);
+            let mut posts = match engine.batch(self.inner.id) {
+                Ok(posts) => posts,
+                Err(error) => return (accepted, Err(error)),
+            };
             let sent = if tx_op.more {
                 posts.try_inject_plain(peer, &chunk)
             } else {

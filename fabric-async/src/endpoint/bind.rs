@@ -211,8 +211,9 @@ impl<M: ThreadModel> BindOptions<M> {
         self
     }
 
-    /// Sets the thread model; [`Shared`] by default. [`Pinned`](thread_model::Pinned) asks for
-    /// [`Threading::Domain`]: the endpoint is used by the thread that opens it.
+    /// Sets the thread model; [`Shared`] by default. [`Serial`](thread_model::Serial) and
+    /// [`Pinned`](thread_model::Pinned) ask for [`Threading::Domain`]: one thread at a time uses
+    /// the endpoint, or only the thread that opens it.
     pub fn thread_model<N: ThreadModel>(self) -> BindOptions<N> {
         BindOptions {
             progress: self.progress,
@@ -231,6 +232,14 @@ impl<M: ThreadModel> BindOptions<M> {
     #[doc(hidden)]
     pub fn owned_by_this_thread(mut self) -> Self {
         self.config.thread_mode = ThreadMode::Pinned;
+        self
+    }
+
+    /// Opens the domain for one thread at a time, as this method of
+    /// [`DomainBuilder`](crate::DomainBuilder).
+    #[doc(hidden)]
+    pub fn used_by_one_thread_at_a_time(mut self) -> Self {
+        self.config.thread_mode = ThreadMode::Serial;
         self
     }
 
@@ -282,7 +291,7 @@ impl<M: ThreadModel> BindOptions<M> {
     fn hints(&self, scheme: Scheme) -> Hints {
         let provider = scheme.provider();
         let mut hints = Hints::new().provider(provider).progress(self.progress);
-        if self.config.thread_mode == ThreadMode::Pinned {
+        if self.config.thread_mode != ThreadMode::Shared {
             hints = hints.threading(Threading::Domain);
         }
         match self.protocol {

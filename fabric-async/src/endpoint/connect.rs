@@ -18,7 +18,7 @@ use crate::av::{AvInner, ToAddress};
 use crate::domain_inner::DomainInner;
 use crate::passive::ConnectionRequest;
 use crate::resolve::{AddressOrHost, try_addresses};
-use crate::thread_model::{Pinned, Shared, ThreadModel};
+use crate::thread_model::{Pinned, Serial, Shared, ThreadModel};
 
 /// Default connect timeout.
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -61,7 +61,7 @@ pub struct Connect<M: ThreadModel = Shared> {
 enum OpenBuilder<M: ThreadModel> {
     Builder(Box<EndpointBuilder<M>>),
     /// The endpoint gets its own domain and queues, at the first poll.
-    Options(BindOptions<M>),
+    Options(Box<BindOptions<M>>),
 }
 
 impl<M: ThreadModel> OpenBuilder<M> {
@@ -137,6 +137,15 @@ impl<M: ThreadModel> Connect<M> {
 // The states of resolution and attempts are those of async functions: the futures are boxed.
 impl IntoFuture for Connect {
     type Output = Result<ConnectedEndpoint>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.run())
+    }
+}
+
+impl IntoFuture for Connect<Serial> {
+    type Output = Result<ConnectedEndpoint<Serial>>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
@@ -293,7 +302,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     ) -> Result<UnconnectedEndpoint> {
         check_msg_type(&self.info)?;
         let domain = self.domain.inner.clone();
-        let (av, fi_addr) = AvInner::with_peer(&domain, peer);
+        let (av, fi_addr) = AvInner::with_peer(&domain, peer)?;
         let (node, bound) = self.endpoint_bindings(&av)?;
         let params = ConnectParams {
             fi_addr,
@@ -358,7 +367,7 @@ impl<M: ThreadModel> BindOptions<M> {
     /// As [`ConnectedEndpoint::connect`].
     pub fn connect(self, to: impl ToAddress) -> Connect<M> {
         let to = AddressOrHost::parse(&to, Scheme::Tcp);
-        Connect::new(OpenBuilder::Options(self), to)
+        Connect::new(OpenBuilder::Options(Box::new(self)), to)
     }
 }
 

@@ -288,12 +288,12 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
         let is_connected = builder.info.ep.ep_type == EpType::Msg;
         let av = match &builder.av {
             Some(av) => av.clone(),
-            None if is_connected => AvInner::empty(&builder.domain.inner),
+            None if is_connected => AvInner::empty(&builder.domain.inner)?,
             None => return Err(Error::Unbound(Class::AddressVector)),
         };
         check_shared_rx_info(&builder.info)?;
         let (node, bound) = builder.bindings(&av)?;
-        let id = builder.domain.inner.engine.open_shared_rx(bound);
+        let id = builder.domain.inner.engine.open_shared_rx(bound)?;
         let ep = builder.into_endpoint(node, id, None, av, Caps::empty())?;
         Ok(SharedRxContext { ep })
     }

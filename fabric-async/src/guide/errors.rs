@@ -147,6 +147,7 @@
 //! | [`OutOfMemory`](Error::OutOfMemory) | `FI_ENOMEM` | 12 | the allocator refused a buffer; the message is lost |
 //! | [`OtherUser`](Error::OtherUser) | `FI_EACCES` | 13 | the peer belongs to another user |
 //! | [`Busy`](Error::Busy) | `FI_EBUSY` | 16 | close with open children |
+//! | [`ConcurrentUse`](Error::ConcurrentUse) | `FI_EBUSY` | 16 | another thread is inside a call on a domain of model [`Serial`](crate::thread_model::Serial); nothing was done |
 //! | [`UnknownProvider`](Error::UnknownProvider) | `FI_ENODEV` | 19 | no provider of that name |
 //! | [`Invalid`](Error::Invalid), [`BadAddress`](Error::BadAddress), [`WrongScheme`](Error::WrongScheme) | `FI_EINVAL` | 22 | an argument is out of range or malformed |
 //! | [`NotReserved`](Error::NotReserved) | `FI_ENOSPC` | 28 | cores or io_uring for `ForceLowLatency` |

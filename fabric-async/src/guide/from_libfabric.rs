@@ -112,6 +112,7 @@
 //!   [`Endpoint::add_peer`] does, and removes a new handle again if it fails.
 //! * Every threading hint is accepted. A domain locks as for `FI_THREAD_SAFE`, unless it is opened
 //!   from an info with `FI_THREAD_DOMAIN` and the thread model
+//!   [`Serial`](crate::thread_model::Serial), which notices a second thread, or
 //!   [`Pinned`](crate::thread_model::Pinned), which has no locks: see [`threads`](super::threads).
 //! * [`ResourceMgmt::Disabled`] is accepted and served as enabled; the info says enabled.
 //! * Automatic control progress is granted with automatic data progress only
@@ -154,7 +155,7 @@
 //! | `addr_format` | anything but `FI_ADDR_STR`, also over `tcp` and `udp` | refused |
 //! | [`Hints::api_version`] above this library's | | refused with `FI_ENODATA`, not `FI_ENOSYS` |
 //! | domain | `fi_set_ops` | no call |
-//! | thread models | `FI_THREAD_COMPLETION` and `FI_THREAD_DOMAIN` without locks, for handles that move between threads | served as `FI_THREAD_SAFE`; a [resource domain](crate::resource_domain) for each completion group |
+//! | thread models | `FI_THREAD_COMPLETION` without locks | served as `FI_THREAD_SAFE`; a [resource domain](crate::resource_domain) for each completion group |
 //! | endpoint types | [`EpType::Msg`] and passive endpoints over `udp` and `sim`; `FI_EP_RDM` over `udp` | `ep_type` refused |
 //! | endpoints | scalable endpoints, shared transmit contexts, `FI_NAMED_RX_CTX` | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` above 1 refused |
 //! | | `fi_ep_alias`, `fi_getopt` and `fi_setopt`, `fi_control`, a backlog, taking over a passive endpoint's address (`info.handle`) | no call |

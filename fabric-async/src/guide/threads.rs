@@ -3,19 +3,21 @@
 //! After this chapter you can choose a thread model and a message model, write a program with one
 //! domain for each core, and use a domain from several threads at the same time.
 //!
-//! | | [`Shared`], the default | [`Pinned`] |
-//! |---|---|---|
-//! | handles, requests, operations | `Send` and `Sync` | neither: one thread uses them |
-//! | exclusion | a mutex for the domain, a spin lock for each connection over `shm` | the thread is compared, and a flag is set |
-//! | atomic read-modify-writes of a message over `shm`, awaited; in a batch | 4.3; 0.3 | 1.3; 0.0 |
-//! | 8 bytes over `shm`, against [`Shared`]: half round trip; rate awaited; rate in batches | 1 | 1.03; 1.04; 1.0 |
-//! | [`Threading`] of the info | any | [`Threading::Domain`] |
-//! | progress | manual or automatic | manual |
-//! | driver | a task, a thread, or an event loop | a task on the same thread, or an event loop |
-//! | asynchronous registration | yes | no: it opens regions from other threads |
+//! | | [`Shared`], the default | [`Serial`] | [`Pinned`] |
+//! |---|---|---|---|
+//! | handles, requests, operations | `Send` and `Sync` | `Send` and `Sync`: one thread at a time uses the domain | neither: one thread uses them |
+//! | exclusion | a mutex for the domain, a spin lock for each connection over `shm` | a flag for the domain | the thread is compared, and a flag is set |
+//! | a second thread at the same time | waits | is noticed: its call fails or waits | does not compile |
+//! | atomic read-modify-writes of a message over `shm`, awaited; in a batch | 4.3; 0.3 | 3.3; 0.1 | 1.3; 0.0 |
+//! | 8 bytes over `shm`, against [`Shared`]: half round trip; rate awaited; rate in batches | 1 | not measured | 1.03; 1.04; 1.0 |
+//! | [`Threading`] of the info | any | [`Threading::Domain`] | [`Threading::Domain`] |
+//! | progress | manual or automatic | manual or automatic | manual |
+//! | driver | a task, a thread, or an event loop | a task, a thread, or an event loop | a task on the same thread, or an event loop |
+//! | asynchronous registration | yes | no | no: it opens regions from other threads |
 //!
 //! [`Threading`] hints for `FI_THREAD_FID`, `FI_THREAD_ENDPOINT`, `FI_THREAD_COMPLETION` and
-//! `FI_THREAD_DOMAIN` are granted; without [`Pinned`] the domain locks as for `FI_THREAD_SAFE`.
+//! `FI_THREAD_DOMAIN` are granted; without [`Serial`] and [`Pinned`] the domain locks as for
+//! `FI_THREAD_SAFE`.
 //!
 //! # When to take which
 //!
@@ -23,8 +25,10 @@
 //! between threads. Take [`Pinned`] where each thread has its own domain and its own current-thread
 //! runtime, such as a server that shards its clients by core. The compiler then keeps the objects
 //! of a core on its thread, and no thread makes another one wait for a lock. A message is not
-//! faster: locks that one thread takes cost little beside the transfer of cache lines. The model is
-//! a type parameter of all handles. What does not hold its promise does not compile:
+//! faster: locks that one thread takes cost little beside the transfer of cache lines. Take
+//! [`Serial`] where the program orders its calls anyway, for example because one task uses the
+//! domain, and where a second user is a defect that you want to know of. The model is a type
+//! parameter of all handles. What does not hold the promise of [`Pinned`] does not compile:
 //!
 //! ```compile_fail,E0277
 //! use fabric_async::Endpoint;
@@ -152,6 +156,50 @@
 //! # Ok(()) }
 //! ```
 //!
+//! # The users of a `Serial` domain
+//!
+//! One task that uses the domain is one user, on whatever thread it runs. So are threads that take
+//! turns under a lock of the program. A call that finds another thread inside a call on the domain
+//! breaks the promise:
+//!
+//! * A call that posts or configures fails with [`Error::ConcurrentUse`] (`FI_EBUSY`). It has had
+//!   no effect, and returns the buffer.
+//! * Any other call waits until the other thread has left: polls of posted operations, reads of
+//!   queues, counters and statistics, cancels, closes, drops, and bindings of event queues. So no
+//!   completion and no cancellation is lost.
+//!
+//! The other thread's call is not disturbed. [`DomainStats::concurrent_uses`] counts the calls that
+//! were refused or had to wait, and [`EventKind::ConcurrentUse`] reports the first when the domain
+//! makes progress next. Uses of two threads that do not overlap in time are not noticed.
+//!
+//! ```
+//! use fabric_async::thread_model::Serial;
+//! use fabric_async::{Endpoint, Result};
+//!
+//! /// Runs as a task of a multi-thread runtime. All uses of the domain are in this task.
+//! async fn echo(ep: Endpoint<Serial>) -> Result<u64> {
+//!     let got = ep.recv().await?;
+//!     ep.send(got.source()?, got.buf).await?;
+//!     ep.flush().await?;
+//!     Ok(ep.domain().stats().concurrent_uses)
+//! }
+//!
+//! # #[tokio::main(worker_threads = 2)]
+//! # async fn main() -> Result<()> {
+//! let ep = Endpoint::options().thread_model::<Serial>().bind("shm://").await?;
+//! let client = Endpoint::bind("shm://").await?;
+//! let peer = client.add_peer(ep.name()).await?;
+//! let task = tokio::spawn(echo(ep));
+//! client.send(peer, "hello").await?;
+//! assert_eq!(&client.recv().await?[..], b"hello");
+//! assert_eq!(task.await.expect("no panic")?, 0);
+//! # Ok(()) }
+//! ```
+//!
+//! The driver, the event loop that calls `prepare_wait`, and the reader of an [`EventQueue`] are no
+//! users: calls wait for the end of their passes. A passive endpoint has a domain of its own, of
+//! model [`Shared`].
+//!
 //! # The thread of a `Pinned` domain
 //!
 //! The thread that opens the domain owns it. Opening needs a current-thread runtime; in a
@@ -169,9 +217,14 @@
 //!   dropped there. Tasks that wait at that moment are not woken; later polls keep themselves
 //!   runnable.
 //! * A [`CustomBuf`](crate::buf::CustomBuf) or a waker whose methods call the domain again panics:
-//!   the domain is in use. With [`Shared`] such a call blocks for ever.
+//!   the domain is in use. With [`Shared`] such a call blocks for ever. With [`Serial`] it fails or
+//!   panics.
 //!
 //! [`Shared`]: crate::thread_model::Shared
+//! [`Serial`]: crate::thread_model::Serial
+//! [`Error::ConcurrentUse`]: crate::Error::ConcurrentUse
+//! [`EventKind::ConcurrentUse`]: crate::EventKind::ConcurrentUse
+//! [`DomainStats::concurrent_uses`]: crate::stats::DomainStats::concurrent_uses
 //! [`Pinned`]: crate::thread_model::Pinned
 //! [`Threading`]: crate::info::Threading
 //! [`Threading::Domain`]: crate::info::Threading::Domain

@@ -304,7 +304,10 @@ impl<B: IoBuf> BatchOp<B> for WriteOp {
     }
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
-        let mut posts = ep.domain.engine.batch(ep.id);
+        let mut posts = match ep.domain.engine.batch(ep.id) {
+            Ok(posts) => posts,
+            Err(error) => return (0, Err(error)),
+        };
         let mut posted = 0;
         // With selective completion not every write is reported.
         if chunk.len() > 1 && !B::IS_LOAN && !ep.selective_tx {

@@ -102,7 +102,10 @@ impl<B: IoBufMut> BatchOp<B> for RecvOp {
     }
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
-        let mut posts = ep.domain.engine.batch(ep.id);
+        let mut posts = match ep.domain.engine.batch(ep.id) {
+            Ok(posts) => posts,
+            Err(error) => return (0, Err(error)),
+        };
         let from_any = |op: &Self| op.spec.from.is_none().then_some(op.spec.tag);
         let posted = batch::post_receives_together(&mut posts, chunk, from_any, ep.selective_rx);
         let mut began = None;

@@ -326,6 +326,8 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf, M: ThreadModel> Request<'_, O, B, M> {
     /// * [`Error::Invalid`](crate::Error::Invalid) for a list of remote ranges that is empty or
     ///   differs from the buffer in length, and for a permit of another endpoint;
     ///   [`Error::TooMany`](crate::Error::TooMany) for too many ranges or buffers;
+    /// * [`Error::ConcurrentUse`](crate::Error::ConcurrentUse) while another thread is inside a
+    ///   call on a domain of model [`Serial`](crate::thread_model::Serial);
     /// * [`Error::StaleAddress`](crate::Error::StaleAddress),
     ///   [`Error::NotSupported`](crate::Error::NotSupported),
     ///   [`Error::Closed`](crate::Error::Closed), or another failure that is known at once, such as

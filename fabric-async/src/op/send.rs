@@ -196,7 +196,10 @@ impl<B: IoBuf> BatchOp<B> for SendOp {
     }
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
-        let mut posts = ep.domain.engine.batch(ep.id);
+        let mut posts = match ep.domain.engine.batch(ep.id) {
+            Ok(posts) => posts,
+            Err(error) => return (0, Err(error)),
+        };
         let mut posted = 0;
         let more = chunk.len() > 1 && ep.domain.engine.defers_in_batches();
         // With selective completion not every message is reported.

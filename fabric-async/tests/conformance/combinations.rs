@@ -9,6 +9,8 @@
 //!   them with epoll and half with io_uring.
 //! * A domain of one thread omits locks of the engine and of connections over shm. Its driver is a
 //!   task of a current-thread runtime, under manual progress.
+//! * A domain that one thread at a time uses has a flag instead of these locks. Its driver is a
+//!   thread or a task; the tasks of a scenario are on one thread, and so one user.
 //! * A wait policy concerns the engine and what it sleeps on: the policies are combined with shm,
 //!   and `park` with both kinds of socket I/O.
 //! * The copy path of long messages concerns shm alone; zero-copy sends concern tcp with io_uring.
@@ -33,11 +35,13 @@ pub(crate) fn combinations() -> Vec<Combination> {
         ("shm", "park_manual", shm.park()),
         ("shm", "park_auto", shm.park().auto().multi_thread()),
         ("shm", "pinned", shm.pinned()),
+        ("shm", "serial", shm.serial().auto()),
         ("shm", "single_copy_always", shm.single_copy_threshold(0).auto().multi_thread()),
         ("shm", "single_copy_never", shm.single_copy_threshold(usize::MAX)),
         ("tcp", "manual_current_thread", tcp),
         ("tcp", "auto_multi_thread", tcp.auto().multi_thread()),
         ("tcp", "pinned_uring", tcp.pinned().io_uring()),
+        ("tcp", "serial_uring", tcp.serial().io_uring().auto()),
         ("tcp", "epoll_park_auto", tcp.epoll().park().auto().multi_thread()),
         ("tcp", "uring_manual_multi_thread", tcp.io_uring().multi_thread()),
         ("tcp", "uring_auto_current_thread", tcp.io_uring().auto()),
@@ -53,6 +57,7 @@ pub(crate) fn combinations() -> Vec<Combination> {
         ("udp", "manual_multi_thread", udp.multi_thread()),
         ("udp", "auto_current_thread", udp.auto()),
         ("udp", "pinned", udp.pinned()),
+        ("udp", "serial", udp.serial()),
         ("sim", "manual_current_thread", sim),
         ("sim", "auto_multi_thread", sim.auto().multi_thread()),
     ]

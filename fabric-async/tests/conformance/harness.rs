@@ -206,8 +206,8 @@ fn register(args: &Arguments) -> (Vec<Test>, Vec<Row>) {
 
 /// Checks that each test exists that a table of this page names. A name in backquotes with `::` is
 /// that of a scenario; one with `core:` is that of a negotiation test, one with `parameters:`,
-/// `pinned:`, `processes:` or `resource_domains:` that of a test in the file or folder of this
-/// name.
+/// `pinned:`, `processes:`, `resource_domains:` or `serial:` that of a test in the file or folder
+/// of this name.
 fn check_page(page: &str) {
     const CORE: [&str; 4] = [
         include_str!("../../../fabric-core/tests/negotiation/mr_mode.rs"),
@@ -218,6 +218,7 @@ fn check_page(page: &str) {
     const PARAMETERS: [&str; 1] = [include_str!("../parameters.rs")];
     const PINNED: [&str; 1] = [include_str!("../pinned.rs")];
     const RESOURCE_DOMAINS: [&str; 1] = [include_str!("../resource_domains.rs")];
+    const SERIAL: [&str; 1] = [include_str!("../serial.rs")];
     const PROCESSES: [&str; 1] = [include_str!("../processes/tcp/network_namespaces.rs")];
     let is_defined = |name: &str, files: &[&str]| {
         let definition = format!("fn {name}(");
@@ -235,6 +236,8 @@ fn check_page(page: &str) {
             is_defined(name, &PINNED)
         } else if let Some(name) = name.strip_prefix("resource_domains:") {
             is_defined(name, &RESOURCE_DOMAINS)
+        } else if let Some(name) = name.strip_prefix("serial:") {
+            is_defined(name, &SERIAL)
         } else if let Some(name) = name.strip_prefix("processes:") {
             is_defined(name, &PROCESSES)
         } else if let Some((module, _)) = name.split_once("::")

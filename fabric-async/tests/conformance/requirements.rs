@@ -29,7 +29,7 @@ pub(crate) struct Requirements {
     pub(crate) auto_progress: bool,
     /// An event loop can drive the domain and block: manual progress, and not policy spin.
     pub(crate) event_loop: bool,
-    /// Other threads than the one that opens a domain may use it.
+    /// Several threads may use a domain at the same time.
     pub(crate) other_threads: bool,
     /// Long messages can be copied once, by cross-memory attach.
     pub(crate) single_copy: bool,
@@ -149,7 +149,7 @@ impl Requirements {
         }
     }
 
-    /// Requires that other threads than the one that opens a domain may use it.
+    /// Requires that several threads may use a domain at the same time.
     pub(crate) const fn other_threads(self) -> Self {
         Self {
             other_threads: true,

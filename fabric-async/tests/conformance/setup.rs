@@ -39,12 +39,23 @@ pub(crate) struct Setup {
     pub(crate) zero_copy: bool,
     /// The provider in the hints, if not `provider` alone: `tcp;ofi_rxm`.
     provider_chain: Option<&'static str>,
-    /// Whether the thread that opens a domain owns it.
-    pinned: bool,
+    /// Which threads use a domain.
+    threads: Threads,
     /// Worker threads of the runtime; `None` is a current-thread runtime.
     worker_threads: Option<usize>,
     /// Control progress in the hints, if it differs from `progress`.
     control_progress: Option<Progress>,
+}
+
+/// Which threads use a domain: its thread model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Threads {
+    /// All threads (`Shared`).
+    Any,
+    /// The thread that opens it (`Pinned`).
+    Opening,
+    /// One thread at a time (`Serial`).
+    OneAtATime,
 }
 
 /// Runs a scenario.
@@ -91,7 +102,7 @@ impl Setup {
             socket_io: SocketIo::default(),
             zero_copy: false,
             provider_chain: None,
-            pinned: false,
+            threads: Threads::Any,
             worker_threads: None,
             control_progress: None,
         }
@@ -199,7 +210,15 @@ impl Setup {
     /// Opens domains that one thread owns.
     pub(crate) fn pinned(self) -> Self {
         Self {
-            pinned: true,
+            threads: Threads::Opening,
+            ..self
+        }
+    }
+
+    /// Opens domains that one thread at a time uses.
+    pub(crate) fn serial(self) -> Self {
+        Self {
+            threads: Threads::OneAtATime,
             ..self
         }
     }
@@ -225,7 +244,7 @@ impl Setup {
         let mut hints = Hints::new()
             .provider(self.provider_chain.unwrap_or(self.provider))
             .progress(self.progress);
-        if self.pinned {
+        if self.threads != Threads::Any {
             hints = hints.threading(Threading::Domain);
         }
         hints.control_progress(self.control_progress.unwrap_or(self.progress))
@@ -284,7 +303,7 @@ impl Setup {
             && (!needs.sockets || matches!(self.provider, "tcp" | "udp"))
             && (!needs.auto_progress || self.progress == Progress::Auto)
             && (!needs.event_loop || self.can_block_in_event_loop())
-            && !(needs.other_threads && self.pinned)
+            && !(needs.other_threads && self.threads != Threads::Any)
             && (!(needs.shared_memory || needs.single_copy || needs.loans) || self.shares_memory()))
     }
 
@@ -296,7 +315,8 @@ impl Setup {
     /// Returns the key of discovery's offers: setups with equal keys get equal offers.
     pub(crate) fn offer_key(&self) -> (&'static str, Progress, WaitPolicy, bool) {
         let provider = self.provider_chain.unwrap_or(self.provider);
-        (provider, self.progress, self.wait_policy, self.pinned)
+        let other_threads = self.threads == Threads::Any;
+        (provider, self.progress, self.wait_policy, other_threads)
     }
 
     /// Returns the facility that the machine lacks for domains of this setup with io_uring, and the
@@ -380,10 +400,11 @@ impl Setup {
         if let Some(len) = self.single_copy_threshold {
             builder = builder.single_copy_threshold(len);
         }
-        if self.pinned {
-            builder = builder.owned_by_this_thread();
+        match self.threads {
+            Threads::Any => builder,
+            Threads::Opening => builder.owned_by_this_thread(),
+            Threads::OneAtATime => builder.used_by_one_thread_at_a_time(),
         }
-        builder
     }
 
     /// Opens an endpoint with a domain of its own, at an unused address.

@@ -46,7 +46,7 @@ impl Error {
         match self {
             Self::WouldBlock(_) => fi_errno::EAGAIN,
             Self::NoMatch(_) => fi_errno::ENODATA,
-            Self::Busy(_) => fi_errno::EBUSY,
+            Self::Busy(_) | Self::ConcurrentUse => fi_errno::EBUSY,
             Self::Closed(_) => fi_errno::EOPBADSTATE,
             Self::ShutDown => fi_errno::ESHUTDOWN,
             Self::Canceled => fi_errno::ECANCELED,

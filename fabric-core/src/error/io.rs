@@ -43,7 +43,7 @@ impl Error {
     fn io_kind(&self) -> ErrorKind {
         match self {
             Self::WouldBlock(_) => ErrorKind::WouldBlock,
-            Self::Busy(_) => ErrorKind::ResourceBusy,
+            Self::Busy(_) | Self::ConcurrentUse => ErrorKind::ResourceBusy,
             Self::Closed(_) | Self::ShutDown => ErrorKind::BrokenPipe,
             Self::Canceled => ErrorKind::ConnectionAborted,
             Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,

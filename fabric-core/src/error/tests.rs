@@ -103,6 +103,7 @@ fn position(error: &Error) -> usize {
         Error::NoExtension { .. } => 37,
         Error::SourceNotInserted { .. } => 38,
         Error::NotReserved(_) => 39,
+        Error::ConcurrentUse => 40,
     }
 }
 
@@ -420,6 +421,10 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
             vec!["ForceLowLatency", "FI_ENOSPC", "all 2 cores"],
         ),
         (
+            Error::ConcurrentUse,
+            vec!["another thread", "FI_EBUSY", "Serial"],
+        ),
+        (
             Error::Runtime("no Tokio runtime is running on this thread"),
             vec!["Tokio"],
         ),
@@ -437,7 +442,7 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
 
 #[test]
 fn every_error_text_is_one_short_line_with_its_values() {
-    let mut seen = [false; 40];
+    let mut seen = [false; 41];
     for (error, values) in examples() {
         seen[position(&error)] = true;
         let text = error.to_string();
@@ -450,7 +455,7 @@ fn every_error_text_is_one_short_line_with_its_values() {
             assert!(text.contains(value), "{value:?} is missing in {text:?}");
         }
     }
-    assert_eq!(seen, [true; 40], "a variant has no example");
+    assert_eq!(seen, [true; 41], "a variant has no example");
 }
 
 #[test]

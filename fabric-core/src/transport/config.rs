@@ -1,5 +1,7 @@
 //! The settings of a domain.
 
+use std::any::Any;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::SocketIo;
@@ -24,6 +26,9 @@ pub struct DomainConfig {
     pub progress_timeout: Option<Option<Duration>>,
     /// Which threads use the domain.
     pub thread_mode: ThreadMode,
+    /// What the locks of a transport share with the lock of the domain, set by the engine. The
+    /// crate that has the locks knows the type.
+    pub exclusion: Option<Arc<dyn Any + Send + Sync>>,
     /// Whether latency or bandwidth matters more.
     pub message_model: MessageModel,
 }
@@ -80,6 +85,8 @@ pub enum ThreadMode {
     Shared,
     /// Only the thread that opens the domain.
     Pinned,
+    /// One thread at a time: a second one is noticed.
+    Serial,
 }
 
 /// How a domain waits (`FI_WAIT_NONE`, `FI_WAIT_UNSPEC`, `FI_WAIT_FD`).

@@ -102,9 +102,11 @@ impl EngineState {
 impl DomainHandle {
     /// Opens an address vector (`fi_av_open`). With `auto_insert`, a peer that connects gets a
     /// handle, which is removed after the peer has disconnected.
-    #[must_use]
-    pub fn open_av(&self, auto_insert: bool) -> AvId {
-        self.engine().lock().domain.avs.open(auto_insert)
+    ///
+    /// # Errors
+    /// [`Error::ConcurrentUse`](fabric_core::Error::ConcurrentUse).
+    pub fn open_av(&self, auto_insert: bool) -> Result<AvId> {
+        Ok(self.lock_or_refuse()?.domain.avs.open(auto_insert))
     }
 
     /// Opens a copy of a vector, with the same handles. The caller applies each later change of the
@@ -124,7 +126,7 @@ impl DomainHandle {
     /// [`Error::Invalid`](fabric_core::Error::Invalid) when connections insert peers into the
     /// vector.
     pub fn copy_av(&self, av: AvId) -> Result<AddressTable> {
-        self.engine().lock().domain.avs.copy(av)
+        self.engine().lock_as_driver().domain.avs.copy(av)
     }
 
     /// Closes an address vector.
@@ -144,12 +146,16 @@ impl DomainHandle {
     ) -> Vec<Result<(FiAddr, bool)>> {
         let mut inserted = Vec::with_capacity(addresses.len());
         for chunk in addresses.chunks(INSERTS_PER_LOCK) {
-            self.with_engine(|state| {
+            let refused = self.try_with_engine(|state| {
                 inserted.extend(chunk.iter().map(|address| {
                     let address = address.as_ref().map_err(Clone::clone)?;
                     state.insert_address(av, address)
                 }));
+                Ok(())
             });
+            if let Err(error) = refused {
+                inserted.extend(chunk.iter().map(|_| Err(error.clone())));
+            }
         }
         inserted
     }
@@ -159,7 +165,7 @@ impl DomainHandle {
     /// # Errors
     /// [`Error::StaleAddress`](fabric_core::Error::StaleAddress).
     pub fn remove_address(&self, av: AvId, addr: FiAddr) -> Result<Address> {
-        self.with_engine(|state| state.remove_address(av, addr))
+        self.try_with_engine(|state| state.remove_address(av, addr))
     }
 
     /// Returns the address behind a handle (`fi_av_lookup`).
@@ -167,7 +173,7 @@ impl DomainHandle {
     /// # Errors
     /// [`Error::StaleAddress`](fabric_core::Error::StaleAddress).
     pub fn address_of(&self, av: AvId, addr: FiAddr) -> Result<Address> {
-        let locked = self.engine().lock();
+        let locked = self.lock_or_refuse()?;
         locked.domain.avs.get(av)?.table().get(addr).cloned()
     }
 

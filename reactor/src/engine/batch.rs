@@ -43,15 +43,18 @@ pub struct PostBatch<'a> {
 
 impl DomainHandle {
     /// Locks the domain for a chunk of posts.
-    pub fn batch(&self, ep: EpId) -> PostBatch<'_> {
-        PostBatch {
+    ///
+    /// # Errors
+    /// [`Error::ConcurrentUse`].
+    pub fn batch(&self, ep: EpId) -> Result<PostBatch<'_>> {
+        Ok(PostBatch {
             domain: self,
-            engine: self.engine().lock(),
+            engine: self.lock_or_refuse()?,
             ep,
             posts: 0,
             has_unflushed: false,
             finished: false,
-        }
+        })
     }
 }
 

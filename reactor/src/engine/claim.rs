@@ -17,6 +17,7 @@ use fabric_core::transport::{EpId, OpKey, RxEngine};
 use fabric_core::tree::Class;
 
 use super::domain::DomainHandle;
+use super::post::refused;
 use super::progress::EngineGuard;
 use super::state::ops::{CompletionTarget, CreditMode, OpPhase, OpResult, OpState};
 
@@ -59,10 +60,10 @@ impl DomainHandle {
     /// Returns the message that a receive like this would take now (`FI_PEEK`).
     ///
     /// # Errors
-    /// [`Error::StaleAddress`], [`Error::Closed`]; [`Error::PeerGone`] when no message can arrive
-    /// any more.
+    /// [`Error::StaleAddress`], [`Error::ConcurrentUse`], [`Error::Closed`]; [`Error::PeerGone`]
+    /// when no message can arrive any more.
     pub fn peek(&self, ep: EpId, spec: RecvSpec) -> Result<Option<Transfer>> {
-        self.with_engine(|locked| locked.peek(ep, spec))
+        self.try_with_engine(|locked| locked.peek(ep, spec))
     }
 
     /// Posts a probe that completes when such a message waits. It is polled with
@@ -71,7 +72,7 @@ impl DomainHandle {
     /// # Errors
     /// As [`DomainHandle::peek`].
     pub fn probe(&self, ep: EpId, spec: RecvSpec) -> Result<OpKey> {
-        self.with_engine(|locked| locked.probe(ep, spec))
+        self.try_with_engine(|locked| locked.probe(ep, spec))
     }
 
     /// Drives the domain until the probe has found a message or failed.
@@ -90,7 +91,7 @@ impl DomainHandle {
     /// As [`DomainHandle::peek`]; [`Error::OutOfMemory`] when there is no memory for a message that
     /// the transport holds.
     pub fn claim(&self, ep: EpId, spec: RecvSpec) -> Result<Option<(ClaimId, Transfer)>> {
-        self.with_engine(|locked| {
+        self.try_with_engine(|locked| {
             let Some(found) = locked.peek(ep, spec)? else {
                 return Ok(None);
             };
@@ -116,21 +117,24 @@ impl DomainHandle {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<OpKey, Failed<B>> {
-        self.with_engine(|locked| {
-            if let Some(error) = locked.domain.admit_recv(ep, None, target, credit) {
-                return Err(Failed::new(error, buf));
-            }
-            let key = locked.domain.ops.insert_recv(ep, target, buf.into_any());
-            if locked
-                .change_rx(ep, |rx, domain| rx.receive_claimed(domain, key, claim))
-                .is_none()
-            {
-                locked
-                    .domain
-                    .complete(key, Outcome::failed(Error::Closed(Class::Endpoint)));
-            }
-            Ok(key)
-        })
+        let Some(mut locked) = self.engine().lock_or_refuse() else {
+            return Err(refused(buf));
+        };
+        if let Some(error) = locked.domain.admit_recv(ep, None, target, credit) {
+            locked.finish();
+            return Err(Failed::new(error, buf));
+        }
+        let key = locked.domain.ops.insert_recv(ep, target, buf.into_any());
+        if locked
+            .change_rx(ep, |rx, domain| rx.receive_claimed(domain, key, claim))
+            .is_none()
+        {
+            locked
+                .domain
+                .complete(key, Outcome::failed(Error::Closed(Class::Endpoint)));
+        }
+        locked.finish();
+        Ok(key)
     }
 
     /// Puts a claimed message back into its place in matching.

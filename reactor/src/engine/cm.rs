@@ -64,9 +64,9 @@ impl DomainHandle {
         bindings: Bindings,
     ) -> Result<(EpId, Address)> {
         let object = bindings.object_id;
-        // `with_engine` ensures that the domain is driven: under automatic progress the thread has
-        // to serve the new descriptors.
-        self.with_engine(|locked| {
+        // `try_with_engine` ensures that the domain is driven: under automatic progress the thread
+        // has to serve the new descriptors.
+        self.try_with_engine(|locked| {
             let id = locked.insert_cm_endpoint(bindings, CmState::passive())?;
             let address = locked.open_transport_endpoint(id, |transport, _| {
                 let management = transport.connection_management();
@@ -110,12 +110,14 @@ impl DomainHandle {
     }
 
     /// Opens an address vector that contains this peer only.
-    #[must_use]
-    pub fn open_single_peer_av(&self, peer: &Address) -> (AvId, FiAddr) {
-        let avs = &mut self.engine().lock().domain.avs;
+    ///
+    /// # Errors
+    /// [`Error::ConcurrentUse`].
+    pub fn open_single_peer_av(&self, peer: &Address) -> Result<(AvId, FiAddr)> {
+        let avs = &mut self.lock_or_refuse()?.domain.avs;
         let av = avs.open(false);
         let (addr, _) = avs.insert(av, peer).expect("the vector is open");
-        (av, addr)
+        Ok((av, addr))
     }
 
     /// Opens an endpoint that is connected with one peer (`fi_connect`, or `fi_accept` of a
@@ -139,7 +141,7 @@ impl DomainHandle {
             });
         }
         let info = info_for_bindings(info, &bindings);
-        self.with_engine(|locked| {
+        self.try_with_engine(|locked| {
             let state = &mut **locked;
             let id = state.insert_cm_endpoint(bindings, CmState::connecting())?;
             let is_original = state.fork_guard.in_original_process();
@@ -179,7 +181,7 @@ impl DomainHandle {
     /// # Errors
     /// [`Error::NotSupported`] if the endpoint is not connection-oriented; [`Error::Closed`].
     pub fn shutdown(&self, ep: EpId) -> Result<()> {
-        self.with_engine(|locked| {
+        self.try_with_engine(|locked| {
             let shut_down = locked.with_transport(ep, |transport, ctx| {
                 let connection = transport.connection().ok_or(Error::NotSupported(
                     "shutdown of endpoints other than FI_EP_MSG",

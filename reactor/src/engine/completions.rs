@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use fabric_core::Result;
 use fabric_core::completion::Completion;
 use fabric_core::info::Progress;
 
@@ -38,9 +39,11 @@ impl EngineState {
 
 impl DomainHandle {
     /// Opens a completion queue of `capacity` entries (`fi_cq_open`).
-    #[must_use]
-    pub fn open_cq(&self, capacity: usize) -> CqId {
-        self.engine().lock().domain.cqs.open(capacity)
+    ///
+    /// # Errors
+    /// [`Error::ConcurrentUse`](fabric_core::Error::ConcurrentUse).
+    pub fn open_cq(&self, capacity: usize) -> Result<CqId> {
+        Ok(self.lock_or_refuse()?.domain.cqs.open(capacity))
     }
 
     /// Closes a completion queue and drops the completions in it. Receives that were to report to
@@ -52,9 +55,11 @@ impl DomainHandle {
     }
 
     /// Opens a counter (`fi_cntr_open`).
-    #[must_use]
-    pub fn open_counter(&self) -> CounterId {
-        self.engine().lock().domain.counters.open()
+    ///
+    /// # Errors
+    /// [`Error::ConcurrentUse`](fabric_core::Error::ConcurrentUse).
+    pub fn open_counter(&self) -> Result<CounterId> {
+        Ok(self.lock_or_refuse()?.domain.counters.open())
     }
 
     /// Closes a counter.
@@ -109,10 +114,11 @@ impl DomainHandle {
         locked.domain.counters.read(id).unwrap_or_default()
     }
 
-    /// Makes progress once, unless the domain's thread does.
+    /// Makes progress once, unless the domain's thread does, for the reader of a counter or event
+    /// queue. The pass counts as one of the driver: the reader of an event queue is no user.
     pub fn progress_if_manual(&self) {
         if self.engine().progress_mode != Progress::Auto {
-            self.progress();
+            self.engine().lock_as_driver().progress_once();
         }
     }
 
@@ -159,12 +165,12 @@ impl DomainHandle {
         self.engine().lock().domain.eqs.register(eq);
     }
 
-    /// Makes a pass and ensures that the domain is driven, before the reader of an event queue
-    /// waits. Returns true when the reader must wake itself again, because nothing else drives the
-    /// domain.
+    /// Makes a pass, as the driver does, and ensures that the domain is driven, before the reader
+    /// of an event queue waits. Returns true when the reader must wake itself again, because
+    /// nothing else drives the domain.
     #[must_use]
     pub fn progress_before_wait(&self) -> bool {
-        let mut locked = self.engine().lock();
+        let mut locked = self.engine().lock_as_driver();
         locked.poll_once();
         locked.ensure_driven_for_waiter()
     }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 
-use fabric_core::Result;
 use fabric_core::buf::{BufferPool, IoBuf, restore_buffer};
 use fabric_core::completion::{Done, Failed};
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
 use fabric_core::transport::{DomainConfig, LoanAllocator, MessageModel, OpKey, WaitPolicy};
+use fabric_core::{Error, Result};
 
 use super::driver::{self, DomainWaker, TaskDriver};
 use super::progress::EngineTransport;
@@ -115,9 +115,11 @@ impl DomainHandle {
         }
         let set = Arc::new(EpollSet::new()?);
         config.socket_options.check()?;
-        let domain = transport.open_domain(info, set.clone(), config)?;
-        let progress = info.domain.data_progress;
         let owner = Owner::new(config.thread_mode);
+        let mut transport_config = config.clone();
+        owner.share_in(&mut transport_config);
+        let domain = transport.open_domain(info, set.clone(), &transport_config)?;
+        let progress = info.domain.data_progress;
         let engine = Arc::new(Engine::new(
             domain,
             set,
@@ -167,7 +169,33 @@ impl DomainHandle {
         &self.engines
     }
 
-    /// Calls `act` under the lock, then runs the follow-ups of what it changed.
+    /// Locks the domain for a call that posts or configures.
+    ///
+    /// # Errors
+    /// [`Error::ConcurrentUse`].
+    pub(crate) fn lock_or_refuse(&self) -> Result<EngineGuard<'_>> {
+        self.engine.lock_or_refuse().ok_or(Error::ConcurrentUse)
+    }
+
+    /// Calls `act` as [`with_engine`](Self::with_engine), for a call that posts or configures.
+    ///
+    /// # Errors
+    /// [`Error::ConcurrentUse`], and those of `act`.
+    #[inline(always)] // on the small-message path, and results are large
+    pub(crate) fn try_with_engine<T>(
+        &self,
+        act: impl FnOnce(&mut EngineGuard<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let Some(mut locked) = self.engine.lock_or_refuse() else {
+            return Err(Error::ConcurrentUse);
+        };
+        let result = act(&mut locked);
+        locked.finish();
+        result
+    }
+
+    /// Calls `act` under the lock, then runs the follow-ups of what it changed. For calls that are
+    /// never refused.
     #[inline(always)] // on the small-message path, and results are large
     pub(crate) fn with_engine<T>(&self, act: impl FnOnce(&mut EngineGuard<'_>) -> T) -> T {
         let mut locked = self.engine.lock();
@@ -228,10 +256,18 @@ impl DomainHandle {
         stats.passes = locked.passes;
         (stats.spins_succeeded, stats.spins_timed_out) = locked.spinner.spin_stats();
         stats.parks = locked.parks;
+        stats.concurrent_uses = self.concurrent_uses();
         stats.operations = locked.domain.ops.len();
         stats.waiting_tasks = locked.domain.deferred.waiting();
         stats.regions = locked.domain.regions.len();
         stats
+    }
+
+    /// Returns [`DomainStats::concurrent_uses`] without locking the domain.
+    #[must_use]
+    pub fn concurrent_uses(&self) -> u64 {
+        let flag = self.engine.owner.use_flag();
+        flag.map_or(0, |flag| flag.concurrent_uses())
     }
 
     /// Returns the allocator of loans, if the transport has memory for them.

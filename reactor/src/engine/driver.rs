@@ -66,6 +66,7 @@ impl DriverState {
         let Some(mut locked) = engine.try_lock() else {
             return DriverStep::Yield;
         };
+        locked.report_concurrent_use();
         let auto = engine.progress_mode == Progress::Auto;
         let polls = engine.app_polls.load(Ordering::Relaxed);
         let application_polls = auto && polls != self.app_polls_seen;
@@ -165,7 +166,7 @@ impl DriverExitGuard {
     fn new(engine: &Arc<Engine>, kind: &'static str) -> Self {
         Deferred::emit_now(TraceEvent::DriverStarted(kind));
         Self {
-            owner: engine.owner,
+            owner: engine.owner.clone(),
             ended_elsewhere: engine.driver_ended_elsewhere.clone(),
             engine: Arc::downgrade(engine),
             kind,
@@ -178,7 +179,7 @@ impl Drop for DriverExitGuard {
         if !self.owner.admits_current_thread() {
             self.ended_elsewhere.store(true, Ordering::Relaxed);
         } else if let Some(engine) = self.engine.upgrade() {
-            let mut locked = engine.lock();
+            let mut locked = engine.lock_as_driver();
             locked.driver = DriverStatus::NotRunning;
             let domain = &mut locked.domain;
             domain
@@ -261,7 +262,7 @@ pub struct DomainWaker {
 impl DomainWaker {
     pub(crate) fn new(engine: &Engine) -> Self {
         Self {
-            owner: engine.owner,
+            owner: engine.owner.clone(),
             wait_set: Arc::downgrade(&engine.wait_set),
         }
     }

@@ -17,6 +17,7 @@ use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::domain::DomainHandle;
 use super::endpoint_table::{EngineTransportEndpoint, RxSource};
+use super::fast_path::SerialFastPath;
 use super::progress::{EngineState, EngineTransportDomain};
 use super::state::bindings::Bindings;
 use super::state::domain_state::DomainState;
@@ -164,7 +165,7 @@ impl DomainHandle {
     /// # Errors
     /// [`Error::Closed`].
     pub fn disconnect(&self, ep: EpId, peer: &Address) -> Result<bool> {
-        self.with_engine(|locked| locked.disconnect(ep, peer))
+        self.try_with_engine(|locked| locked.disconnect(ep, peer))
     }
 
     /// Returns what the kernel knows about the TCP connection with a peer; `None` without one.
@@ -172,7 +173,7 @@ impl DomainHandle {
     /// # Errors
     /// Those of [`TransportEndpoint::tcp_info`]; [`Error::Closed`].
     pub fn tcp_info(&self, ep: EpId, peer: FiAddr) -> Result<Option<TcpInfo>> {
-        self.with_engine(|locked| {
+        self.try_with_engine(|locked| {
             locked
                 .with_transport(ep, |transport, ctx| transport.tcp_info(ctx, peer))
                 .flatten()
@@ -184,7 +185,7 @@ impl DomainHandle {
     /// # Errors
     /// Those of [`TransportEndpoint::shm_info`]; [`Error::Closed`].
     pub fn shm_info(&self, ep: EpId, peer: FiAddr) -> Result<Option<ShmInfo>> {
-        self.with_engine(|locked| {
+        self.try_with_engine(|locked| {
             locked
                 .with_transport(ep, |transport, ctx| transport.shm_info(ctx, peer))
                 .flatten()
@@ -203,9 +204,9 @@ impl DomainHandle {
     ) -> Result<(EpId, Address)> {
         let info = info_for_bindings(info, &bindings);
         let object_id = bindings.object_id;
-        // `with_engine` makes sure on unlock that the driver makes progress: under automatic
+        // `try_with_engine` makes sure on unlock that the driver makes progress: under automatic
         // progress the driver thread has to poll the new descriptors.
-        self.with_engine(|locked| {
+        self.try_with_engine(|locked| {
             let state = &mut **locked;
             let id = state.insert_endpoint(bindings)?;
             let address = state.open_transport_endpoint(id, |transport, ctx| {
@@ -233,7 +234,11 @@ impl DomainHandle {
     pub fn fast_path(&self, ep: EpId) -> Option<Arc<dyn FastPath>> {
         let locked = self.engine().lock();
         let ep = locked.domain.endpoints.get(ep)?;
-        ep.tx_credits.fast_path().cloned()
+        let fast_path = ep.tx_credits.fast_path()?.clone();
+        Some(match self.engine().owner.use_flag() {
+            Some(flag) => Arc::new(SerialFastPath::new(flag.clone(), fast_path)),
+            None => fast_path,
+        })
     }
 
     /// Returns the counters of an endpoint; all zero when it is closed.

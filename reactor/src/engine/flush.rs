@@ -1,6 +1,7 @@
 //! Waiting until every posted send, write and non-fetching atomic has left: the kernel, the ring or
 //! the peer's memory has all its bytes.
 
+use fabric_core::Result;
 use fabric_core::transport::{EpId, OpKey};
 
 use super::domain::DomainHandle;
@@ -8,11 +9,13 @@ use super::domain::DomainHandle;
 impl DomainHandle {
     /// Begins a flush of everything posted on one endpoint, or on all endpoints of the domain.
     /// [`DomainHandle::poll_condition`] waits for it, and [`DomainHandle::detach`] drops it.
-    #[must_use]
-    pub fn flush(&self, ep: Option<EpId>) -> OpKey {
-        self.with_engine(|locked| {
+    ///
+    /// # Errors
+    /// [`Error::ConcurrentUse`](fabric_core::Error::ConcurrentUse).
+    pub fn flush(&self, ep: Option<EpId>) -> Result<OpKey> {
+        self.try_with_engine(|locked| {
             locked.write_batched();
-            locked.domain.begin_flush(ep)
+            Ok(locked.domain.begin_flush(ep))
         })
     }
 }

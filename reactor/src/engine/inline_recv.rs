@@ -15,6 +15,7 @@ use fabric_core::transport::{EpId, OpKey};
 use fabric_core::{FiAddr, Result};
 
 use super::domain::DomainHandle;
+use super::post::refused;
 use super::progress::EngineState;
 use super::state::ops::{CompletionTarget, CreditMode};
 
@@ -106,7 +107,9 @@ impl DomainHandle {
         cx: &mut Context<'_>,
         posted: &mut Option<OpKey>,
     ) -> Poll<Result<Done<B>, Failed<B>>> {
-        let mut locked = self.engine().lock();
+        let Some(mut locked) = self.engine().lock_or_refuse() else {
+            return Poll::Ready(Err(refused(buf)));
+        };
         let mut buf = buf.into_any();
         if spec.tag.is_none()
             && let Some(transfer) = locked.try_recv(ep, spec.from, &mut buf)

@@ -6,7 +6,7 @@
 //! | `progress`, `driver` | the domain's lock and progress; progress when no task polls |
 //! | `endpoint_table`, `passes` | the transport's endpoints with their queues; calls of them, and passes over the active ones |
 //! | `state` | the state of a domain and its endpoints |
-//! | `post`, `inline_recv`, `batch`, `cancel`, `flush` | posting, singly and in batches; canceling; flushing |
+//! | `post`, `fast_path`, `inline_recv`, `batch`, `cancel`, `flush` | posting, singly and in batches; canceling; flushing |
 //! | `rx_queues`, `shared_rx` | receive queues; shared receive contexts |
 //! | `multi_recv`, `claim`, `onesided` | multi-receives; probes and claims; RMA and atomics |
 //! | `endpoints`, `av`, `regions`, `loans`, `multicast`, `cm`, `completions` | the calls of the objects |
@@ -25,6 +25,7 @@ pub(crate) mod driver;
 pub(crate) mod endpoint_table;
 mod endpoints;
 mod event_loop;
+mod fast_path;
 mod flush;
 mod inline_recv;
 mod loans;

@@ -8,6 +8,7 @@ use fabric_core::matching::RecvSpec;
 use fabric_core::transport::{EpId, OpKey};
 
 use super::domain::DomainHandle;
+use super::post::refused;
 use super::progress::EngineState;
 use super::state::multi_recv::{MultiRecvItem, MultiRecvTarget};
 
@@ -57,13 +58,18 @@ impl DomainHandle {
         min_free: usize,
         sink: MultiRecvTarget,
     ) -> Result<OpKey, Failed<BytesMut>> {
-        self.with_engine(|locked| {
-            let domain = &mut locked.domain;
-            let key = domain.insert_multi_recv(ep, spec, buf, min_free, sink)?;
+        let Some(mut locked) = self.engine().lock_or_refuse() else {
+            return Err(refused(buf));
+        };
+        let inserted = locked
+            .domain
+            .insert_multi_recv(ep, spec, buf, min_free, sink);
+        if let Ok(key) = inserted {
             locked.endpoints.add_multi_recv_queue(ep);
             locked.post_to_rx(ep, key, |rx, domain| rx.post_multi(domain, key, spec));
-            Ok(key)
-        })
+        }
+        locked.finish();
+        inserted
     }
 
     /// Drives the domain until a multi-receive has a message for its stream, or has ended: it must

@@ -12,6 +12,7 @@ use fabric_core::transport::{EpId, RmaIov, TrySend, TxOp};
 use fabric_core::{Error, FiAddr, Result};
 
 use super::domain::DomainHandle;
+use super::post::refused;
 use super::progress::EngineState;
 use super::state::ops::{CompletionTarget, CreditMode, PostResult};
 
@@ -31,12 +32,17 @@ impl DomainHandle {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        self.with_engine(|locked| match rma_iovs {
+        let Some(mut locked) = self.engine().lock_or_refuse() else {
+            return Err(refused(buf));
+        };
+        let posted = match rma_iovs {
             None => locked.read(ep, tx_op, buf, target, credit),
             Some(rma_iovs) => locked.with_rma_iovs(tx_op, rma_iovs, |state, tx_op| {
                 state.read(ep, tx_op, buf, target, credit)
             }),
-        })
+        };
+        locked.finish();
+        posted
     }
 
     /// Posts a write of this buffer to several remote ranges (`fi_writemsg`), which together have
@@ -54,7 +60,12 @@ impl DomainHandle {
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
         let buf = self.copy_unlendable_loan(buf)?;
-        self.with_engine(|locked| locked.write_rma_iov(ep, tx_op, iovs, buf, target, credit))
+        let Some(mut locked) = self.engine().lock_or_refuse() else {
+            return Err(refused(buf));
+        };
+        let posted = locked.write_rma_iov(ep, tx_op, iovs, buf, target, credit);
+        locked.finish();
+        posted
     }
 
     /// Executes an atomic operation inline, if no queued operation precedes it and the transport
@@ -70,7 +81,7 @@ impl DomainHandle {
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
-        self.with_engine(|locked| locked.try_atomic(ep, tx_op, operands, result))
+        self.try_with_engine(|locked| locked.try_atomic(ep, tx_op, operands, result))
     }
 
     /// Returns a peer's region that is mapped here, which can be accessed without the domain;
@@ -80,7 +91,7 @@ impl DomainHandle {
     /// [`Error::NotSupported`] when the transport or the peer has to take part in accesses;
     /// [`Error::Closed`].
     pub fn direct_region(&self, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<DirectRegion>> {
-        let mut locked = self.engine().lock();
+        let mut locked = self.lock_or_refuse()?;
         let region =
             locked.with_transport(ep, |transport, ctx| transport.direct_region(ctx, peer, key));
         region.flatten()
@@ -113,7 +124,7 @@ impl DomainHandle {
             }
             Ok(outcome)
         };
-        self.with_engine(|locked| {
+        self.try_with_engine(|locked| {
             let held = (buf, |buf| buf);
             let posted = locked.post_or_queue(ep, &tx_op, len, held, target, credit, inline);
             posted.map_err(|failed| failed.error)

@@ -367,12 +367,19 @@ impl DomainState {
     }
 }
 
+/// Returns the failure of a post in a domain that another thread uses.
+#[cold]
+pub(crate) fn refused<B>(buf: B) -> Failed<B> {
+    Failed::new(Error::ConcurrentUse, buf)
+}
+
 impl DomainHandle {
     /// Posts a send (`fi_send`).
     ///
     /// # Errors
     /// [`Error::WouldBlock`] without a free credit, [`Error::TooLong`], [`Error::StaleAddress`],
-    /// [`Error::Closed`], or what the transport knows to be impossible; all with the buffer.
+    /// [`Error::ConcurrentUse`], [`Error::Closed`], or what the transport knows to be impossible;
+    /// all with the buffer.
     pub fn send<B: IoBuf>(
         &self,
         ep: EpId,
@@ -384,7 +391,9 @@ impl DomainHandle {
         let buf = self.copy_unlendable_loan(buf)?;
         // Not through `with_engine`: the result is large, and a closure's result is moved once
         // more.
-        let mut locked = self.engine().lock();
+        let Some(mut locked) = self.engine().lock_or_refuse() else {
+            return Err(refused(buf));
+        };
         let posted = locked.send(ep, &tx_op, buf, target, credit);
         locked.finish();
         posted
@@ -395,14 +404,14 @@ impl DomainHandle {
     /// # Errors
     /// As [`DomainHandle::send`]; [`Error::TooLong`] above the inject size.
     pub fn inject(&self, ep: EpId, tx_op: TxOp, bytes: &[u8]) -> Result<()> {
-        self.with_engine(|locked| locked.inject(ep, &tx_op, bytes, self.pool()))
+        self.try_with_engine(|locked| locked.inject(ep, &tx_op, bytes, self.pool()))
     }
 
     /// Posts a receive (`fi_recv`).
     ///
     /// # Errors
     /// [`Error::WouldBlock`] when the receive entries of the endpoint or the entries of the queue
-    /// are used up, [`Error::Closed`]; all with the buffer.
+    /// are used up, [`Error::ConcurrentUse`], [`Error::Closed`]; all with the buffer.
     pub fn recv<B: IoBufMut>(
         &self,
         ep: EpId,
@@ -413,7 +422,9 @@ impl DomainHandle {
     ) -> Result<OpKey, Failed<B>> {
         // Not through `with_engine`: the result is large, and a closure's result is moved once
         // more.
-        let mut locked = self.engine().lock();
+        let Some(mut locked) = self.engine().lock_or_refuse() else {
+            return Err(refused(buf));
+        };
         let posted = locked.recv(ep, spec, buf, target, credit);
         locked.finish();
         posted
@@ -422,9 +433,9 @@ impl DomainHandle {
     /// Requests a transmit credit, for a permit.
     ///
     /// # Errors
-    /// [`Error::StaleAddress`], [`Error::Closed`].
+    /// [`Error::StaleAddress`], [`Error::ConcurrentUse`], [`Error::Closed`].
     pub fn reserve_credit(&self, ep: EpId, peer: FiAddr) -> Result<OpKey> {
-        let mut locked = self.engine().lock();
+        let mut locked = self.lock_or_refuse()?;
         locked.domain.check_address(ep, peer)?;
         let endpoint = locked.domain.endpoints.get_open(ep)?;
         let free = endpoint.tx_credits.try_acquire(peer);

@@ -18,6 +18,14 @@
 //! A domain that one thread owns has the same locks without atomic operations (`sys/thread_lock`).
 //! Other threads wake its driver instead of locking the domain.
 //!
+//! In a domain that one thread at a time uses (`Serial`), the lock is a flag that says who is in
+//! the domain (`sys/use_flag`), and connections have no lock of their own: a call enters the flag
+//! once, also a send over the fast path (`fast_path`). A call that finds another user is refused if
+//! it posts or configures ([`Engine::lock_or_refuse`]). A call that polls, ends or drops something
+//! waits for the other user, as for a mutex, so no completion and no cancellation is lost. Both are
+//! counted, and an event reports the first. The driver is no user: users wait for the end of its
+//! pass.
+//!
 //! # Progress
 //!
 //! A poll of an operation or a queue drives the domain for up to a few microseconds. The *driver*
@@ -34,12 +42,18 @@
 //! an event loop of the program drives the domain (`event_loop`), the domain is armed or its
 //! wake-up eventfd is readable whenever the lock is free, also if no task waits. The invariant is
 //! modelled in `models/progress` and `models/event_loop`.
+//!
+//! A driver that finds the lock taken skips its step, with any thread model. No wake-up is lost,
+//! because it then stays awake: `DriverStep::Yield` makes another step, and only a step with the
+//! lock makes the driver sleep. So a call that leaves the domain need not look for a driver that it
+//! has kept out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Poll, Waker};
 
 use fabric_core::completion::Outcome;
+use fabric_core::event::EventKind;
 use fabric_core::info::Progress;
 use fabric_core::transport::{
     EpId, MessageModel, OpKey, OpenDomain, RxEngine, TransportDomain, WaitPolicy, WaitSet,
@@ -54,6 +68,7 @@ use super::wait_policy::{PollSpinner, ReservedCore};
 use crate::sys::EpollSet;
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::thread_lock::{DomainGuard, DomainLock, Owner};
+use crate::sys::use_flag::Role;
 
 /// A transport whose domains run under this engine.
 pub type EngineTransport = dyn OpenDomain<DomainState>;
@@ -121,6 +136,8 @@ pub(crate) struct EngineState {
     pub(crate) posts: u32,
     /// How often the driver went to sleep.
     pub(crate) parks: u64,
+    /// Whether an event has reported that two threads used the domain at the same time.
+    concurrent_use_reported: bool,
 }
 
 /// The engine of one domain.
@@ -134,7 +151,7 @@ pub(crate) struct Engine {
     /// The number of polls by the application. The driver thread in standby checks whether it
     /// changes.
     pub(crate) app_polls: AtomicU64,
-    /// The thread that owns the domain, if one does.
+    /// Which threads use the domain.
     pub(crate) owner: Owner,
     /// Whether the driver of a domain with an owner has ended on another thread, which cannot lock
     /// the domain.
@@ -166,6 +183,7 @@ impl Engine {
             moved_connections: 0,
             posts: 0,
             parks: 0,
+            concurrent_use_reported: false,
         };
         Self {
             policy,
@@ -174,24 +192,39 @@ impl Engine {
             progress_mode,
             wait_set,
             app_polls: AtomicU64::new(0),
-            owner,
             driver_ended_elsewhere: Arc::default(),
             updates: Arc::default(),
-            state: DomainLock::new(owner, state),
+            state: DomainLock::new(owner.clone(), state),
+            owner,
         }
     }
 
+    /// Locks the domain for a call of the program that waits for other threads: one that polls,
+    /// reads, ends or drops something.
     pub(crate) fn lock(&self) -> EngineGuard<'_> {
-        self.enter(self.state.lock())
+        self.guard(self.state.lock())
     }
 
+    /// Locks the domain for a call of the program that posts or configures. `None` if the domain is
+    /// used by one thread at a time, and another thread uses it.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn lock_or_refuse(&self) -> Option<EngineGuard<'_>> {
+        self.state.lock_or_refuse().map(|state| self.guard(state))
+    }
+
+    /// Locks the domain for what the program has not called.
+    pub(crate) fn lock_as_driver(&self) -> EngineGuard<'_> {
+        self.guard(self.state.lock_as(Role::Driver))
+    }
+
+    /// Locks the domain for a step of the driver, if no other thread has locked it.
     pub(crate) fn try_lock(&self) -> Option<EngineGuard<'_>> {
-        self.state.try_lock().map(|state| self.enter(state))
+        self.state.try_lock().map(|state| self.guard(state))
     }
 
     /// Applies the updates from other threads before the caller uses the state.
-    #[inline]
-    fn enter<'a>(&'a self, state: DomainGuard<'a, EngineState>) -> EngineGuard<'a> {
+    #[inline(always)] // on the small-message path
+    fn guard<'a>(&'a self, state: DomainGuard<'a, EngineState>) -> EngineGuard<'a> {
         let mut locked = EngineGuard {
             engine: self,
             state: Some(state),
@@ -320,16 +353,17 @@ impl Engine {
         );
     }
 
-    /// Prepares a wait on a descriptor. Makes a pass and polls the descriptors; unless something is
-    /// ready or has moved then, `register` stores a waker that makes the descriptor readable.
-    /// Returns whether the caller may block: nothing is ready, and what becomes ready later calls
-    /// the waker or, in an event loop, makes the domain's descriptor readable.
+    /// Prepares a wait on a descriptor, in the role of the driver. Makes a pass and polls the
+    /// descriptors; unless something is ready or has moved then, `register` stores a waker that
+    /// makes the descriptor readable. Returns whether the caller may block: nothing is ready, and
+    /// what becomes ready later calls the waker or, in an event loop, makes the domain's descriptor
+    /// readable.
     pub(crate) fn prepare_wait(
         &self,
         is_ready: impl FnOnce(&mut DomainState) -> bool,
         register: impl FnOnce(&mut DomainState),
     ) -> bool {
-        let mut locked = self.lock();
+        let mut locked = self.lock_as_driver();
         if locked.is_in_event_loop() {
             // The pass below does what the wake-up was for, and every wake-up from now on is after
             // this call. The domain is armed or woken again before the lock is released.
@@ -348,11 +382,7 @@ impl Engine {
 
     /// Makes one pass and polls the descriptors, without waiting. Returns whether anything moved.
     pub(crate) fn progress(&self) -> bool {
-        let mut locked = self.lock();
-        locked.disarm_for_poll();
-        let moved = locked.poll_fds() | locked.progress();
-        locked.ensure_driven();
-        moved
+        self.lock().progress_once()
     }
 }
 
@@ -401,6 +431,29 @@ impl<'a> EngineGuard<'a> {
         let actions = self.domain.deferred.take_actions();
         self.state = None;
         actions.run();
+    }
+
+    /// Makes one pass for the application and polls the descriptors. Returns whether anything
+    /// moved.
+    pub(crate) fn progress_once(&mut self) -> bool {
+        self.disarm_for_poll();
+        let moved = self.poll_fds() | self.progress();
+        self.report_concurrent_use();
+        self.ensure_driven();
+        moved
+    }
+
+    /// Reports that two threads used the domain at the same time, unless an event has reported it.
+    pub(crate) fn report_concurrent_use(&mut self) {
+        let flag = self.engine.owner.use_flag();
+        if flag.is_some_and(|flag| flag.concurrent_uses() > 0) && !self.concurrent_use_reported {
+            self.concurrent_use_reported = true;
+            let domain = &mut self.domain;
+            let deferred = &mut domain.deferred;
+            domain
+                .eqs
+                .push_of_domain(EventKind::ConcurrentUse, deferred);
+        }
     }
 
     /// Disarms the domain: peers need not ring their doorbells from now on.
@@ -576,9 +629,8 @@ impl<'a> EngineGuard<'a> {
     /// Establishes the invariant before a caller that will wait releases the lock. Returns true
     /// when the caller must keep itself runnable.
     pub(crate) fn ensure_driven_for_waiter(&mut self) -> bool {
-        let engine = self.engine;
-        if engine.owner.is_pinned() && engine.driver_ended_elsewhere.load(Ordering::Relaxed) {
-            self.driver = DriverStatus::NotRunning;
+        if !self.engine.owner.is_shared() {
+            self.check_other_threads();
         }
         let spins = self.engine.policy == WaitPolicy::Spin;
         if !self.armed && (!spins || self.is_in_event_loop()) {
@@ -589,6 +641,15 @@ impl<'a> EngineGuard<'a> {
             DriverStatus::EventLoop => spins || !self.armed,
             _ => spins,
         }
+    }
+
+    /// Notes what other threads have done that could not lock the domain.
+    #[cold]
+    fn check_other_threads(&mut self) {
+        if self.engine.driver_ended_elsewhere.load(Ordering::Relaxed) {
+            self.driver = DriverStatus::NotRunning;
+        }
+        self.report_concurrent_use();
     }
 
     /// Arms again or wakes the driver, after a call left work for a pass or for a peer.

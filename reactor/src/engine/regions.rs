@@ -25,6 +25,7 @@ impl DomainHandle {
         key: Option<u64>,
         by_address: bool,
     ) -> Result<u64> {
+        let _locked = self.lock_or_refuse()?;
         let mut regions = self.regions().lock();
         regions.insert(memory, access, key, by_address)
     }
@@ -36,7 +37,7 @@ impl DomainHandle {
     /// [`Error::Invalid`](fabric_core::Error::Invalid) when a counter for the same access is bound
     /// already; [`Error::Key`](fabric_core::Error::Key).
     pub fn bind_region_counters(&self, key: u64, counters: CounterBindings) -> Result<()> {
-        let locked = &mut *self.engine().lock();
+        let locked = &mut *self.lock_or_refuse()?;
         locked.domain.regions.bind_counters(key, counters)
     }
 

@@ -19,6 +19,7 @@
 //! context has an empty one. A message that is requeued in the context keeps its source if the
 //! endpoint where the message arrived knows the handle.
 
+use fabric_core::Result;
 use fabric_core::completion::Transfer;
 use fabric_core::rx::RxQueue;
 use fabric_core::transport::EpId;
@@ -99,13 +100,16 @@ impl EngineState {
 
 impl DomainHandle {
     /// Opens a receive context that endpoints can share (`fi_srx_context`). Its id is among theirs.
-    pub fn open_shared_rx(&self, bindings: Bindings) -> EpId {
-        let mut locked = self.engine().lock();
+    ///
+    /// # Errors
+    /// [`Error::ConcurrentUse`](fabric_core::Error::ConcurrentUse).
+    pub fn open_shared_rx(&self, bindings: Bindings) -> Result<EpId> {
+        let mut locked = self.lock_or_refuse()?;
         let state = &mut *locked;
         let id = state.domain.endpoints.insert(bindings);
         let queue = RxQueue::shared(id, self.pool().clone());
         state.endpoints.insert(id, RxSource::Own(Box::new(queue)));
-        id
+        Ok(id)
     }
 
     /// Returns the object id of the endpoint at which the message of a receive of this context

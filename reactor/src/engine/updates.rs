@@ -110,7 +110,7 @@ impl DomainUpdates {
             return self.waker.wake();
         }
         if let Some(engine) = self.engine.upgrade() {
-            let mut locked = engine.lock();
+            let mut locked = engine.lock_as_driver();
             locked.apply(update);
             locked.finish();
         }

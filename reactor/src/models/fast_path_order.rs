@@ -19,7 +19,7 @@ use super::mock_transport::MockConnection;
 use crate::engine::progress::Engine;
 use crate::engine::state::ops::{CompletionTarget, CreditMode};
 use crate::sys::sync::{AtomicU32, Mutex, Ordering, lock};
-use fabric_core::transport::WaitPolicy;
+use fabric_core::transport::{ThreadMode, WaitPolicy};
 
 const ENDPOINT: EpId = EpId(0);
 
@@ -85,6 +85,7 @@ fn fast_path_send_does_not_overtake_queued_sends() {
     loom::model(|| {
         let connection = Arc::new(MockFastPath::new());
         let (_mock, engine) = MockConnection::engine_with(
+            ThreadMode::Shared,
             WaitPolicy::Spin,
             Progress::Manual,
             Some(connection.clone()),

@@ -40,11 +40,12 @@ pub(super) struct MockConnection {
 impl MockConnection {
     /// Creates a domain with an endpoint over a mock connection.
     pub(super) fn engine(policy: WaitPolicy, progress: Progress) -> (Arc<Self>, Arc<Engine>) {
-        Self::engine_with(policy, progress, None)
+        Self::engine_with(ThreadMode::Shared, policy, progress, None)
     }
 
     /// Creates a domain over a mock connection, which passes sends to `fast_path`.
     pub(super) fn engine_with(
+        mode: ThreadMode,
         policy: WaitPolicy,
         progress: Progress,
         fast_path: Option<Arc<MockFastPath>>,
@@ -56,7 +57,7 @@ impl MockConnection {
             wait_set: wait_set.clone(),
         };
         let connection = Arc::new(connection);
-        let owner = Owner::new(ThreadMode::Shared);
+        let owner = Owner::new(mode);
         let engine = Engine::new(
             Box::new(MockDomain),
             wait_set,

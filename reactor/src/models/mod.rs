@@ -8,6 +8,7 @@
 //! | `op_slots` | an operation completes once, for its own future, and wakes it without the lock |
 //! | `progress` | while a task waits, the driver is awake or every peer rings its doorbell |
 //! | `event_loop` | while an event loop blocks, it is woken for every arrival and completion |
+//! | `use_flag` | of a domain that one thread at a time uses, one thread is inside; waiting calls enter |
 //! | `fast_path_order` | a send over the fast path overtakes no operation that waits in the domain |
 //!
 //! `ring_memory`, `mock_transport` and `epoll_set` stand in for what loom cannot see: shared
@@ -27,5 +28,6 @@ mod op_slots;
 mod progress;
 mod ring;
 mod ring_memory;
+mod use_flag;
 
 pub(crate) use epoll_set::EpollSet;

@@ -18,7 +18,8 @@ use loom::thread;
 use super::mock_transport::{MockConnection, post_op};
 use crate::engine::driver::{self, DriverState, DriverStep, TaskDriver};
 use crate::engine::progress::{DriverStatus, Engine};
-use fabric_core::transport::WaitPolicy;
+use crate::engine::state::ops::CompletionTarget;
+use fabric_core::transport::{ThreadMode, WaitPolicy};
 
 fn task_driver(engine: &Arc<Engine>) -> thread::JoinHandle<()> {
     let (set, mut driver) = (engine.wait_set.clone(), TaskDriver::new(engine));
@@ -91,8 +92,12 @@ fn assert_driver_invariant(engine: &Engine) {
 
 /// Receives `messages` one after the other as a task, while a peer sends them.
 fn check_receive(policy: WaitPolicy, progress: Progress, messages: u32) {
+    check_receive_in(ThreadMode::Shared, policy, progress, messages);
+}
+
+fn check_receive_in(mode: ThreadMode, policy: WaitPolicy, progress: Progress, messages: u32) {
     loom::model(move || {
-        let (connection, engine) = MockConnection::engine(policy, progress);
+        let (connection, engine) = MockConnection::engine_with(mode, policy, progress, None);
         let driver = start_driver(&engine, progress);
         let peer = thread::spawn(move || (0..messages).for_each(|_| connection.send()));
         for _ in 0..messages {
@@ -109,6 +114,46 @@ fn check_receive(policy: WaitPolicy, progress: Progress, messages: u32) {
 #[test]
 fn parked_task_driver_is_woken() {
     check_receive(WaitPolicy::Park, Progress::Manual, 1);
+}
+
+/// The driver skips a step while the user is in the domain, and the user waits for the end of its
+/// pass.
+#[test]
+fn task_driver_beside_the_one_user_is_woken() {
+    check_receive_in(ThreadMode::Serial, WaitPolicy::Park, Progress::Manual, 1);
+}
+
+#[test]
+fn driver_thread_beside_the_one_user_is_woken() {
+    check_receive_in(ThreadMode::Serial, WaitPolicy::Park, Progress::Auto, 1);
+}
+
+/// Two threads break the promise of a domain for one at a time: a poll and a drop wait for each
+/// other, and neither is lost.
+#[test]
+fn poll_and_drop_of_two_users_are_not_lost() {
+    loom::model(|| {
+        let (mode, policy) = (ThreadMode::Serial, WaitPolicy::Park);
+        let (connection, engine) =
+            MockConnection::engine_with(mode, policy, Progress::Manual, None);
+        let first = post_op(&engine, OpKind::Recv);
+        let dropped = post_op(&engine, OpKind::Send);
+        connection.send();
+        let other = {
+            let engine = engine.clone();
+            thread::spawn(move || {
+                let mut locked = engine.lock();
+                locked.detach(dropped);
+                locked.finish();
+            })
+        };
+        wait_for_op(&engine, first);
+        other.join().expect("other user panicked");
+        let locked = engine.lock();
+        let detached = locked.domain.ops.get(dropped);
+        let target = detached.map(|op| op.target());
+        assert_eq!(target, Some(CompletionTarget::Discard));
+    });
 }
 
 /// The driver is a task and is woken to spin for a while.

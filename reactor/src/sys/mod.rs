@@ -3,7 +3,8 @@
 //! | file | subject |
 //! |---|---|
 //! | `sync` | locks, atomics and fences: those of the standard library, or of loom |
-//! | `thread_lock` | locks that all threads share, or that one thread owns |
+//! | `thread_lock` | locks that threads share or take in turn, or that one thread owns |
+//! | `use_flag`, `thread_id` | who is in a domain that one thread at a time uses; ids of threads |
 //! | `epoll` | the epoll set of a domain |
 //! | `uring` | io_uring operations |
 //! | `memfd` | memory that is passed to peers: creation, seals, checks |
@@ -46,9 +47,11 @@ pub(crate) mod process_local;
 pub(crate) mod process_memory;
 pub(crate) mod sockopt;
 pub(crate) mod sync;
+pub(crate) mod thread_id;
 pub(crate) mod thread_lock;
 pub(crate) mod timer;
 pub(crate) mod uring;
+pub(crate) mod use_flag;
 pub(crate) mod watched_fd;
 
 #[cfg(all(test, loom))]

@@ -44,6 +44,38 @@ pub(crate) fn yield_now() {
     loom::thread::yield_now();
 }
 
+/// The pauses of a thread that waits for another to leave a short critical section: it spins, then
+/// yields its core, and finally sleeps, because the other thread may have a lower priority, and
+/// then yielding has no effect.
+#[derive(Default)]
+pub(crate) struct Backoff {
+    attempts: u32,
+}
+
+impl Backoff {
+    /// Pauses before the thread yields its core, and before it sleeps.
+    const SPIN_LIMIT: u32 = 64;
+    const YIELD_LIMIT: u32 = Self::SPIN_LIMIT + 64;
+    /// How long the thread sleeps before the next attempt.
+    #[cfg(not(loom))]
+    const SLEEP: std::time::Duration = std::time::Duration::from_micros(20);
+
+    /// Makes the next pause.
+    #[cold]
+    pub(crate) fn pause(&mut self) {
+        self.attempts += 1;
+        match self.attempts {
+            0..Self::SPIN_LIMIT => spin_loop(),
+            Self::SPIN_LIMIT..Self::YIELD_LIMIT => yield_now(),
+            _ => {
+                #[cfg(not(loom))]
+                std::thread::sleep(Self::SLEEP);
+                self.attempts = 0;
+            }
+        }
+    }
+}
+
 /// Locks a mutex. A panic of the thread that holds the lock does not poison what it guards.
 #[inline]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

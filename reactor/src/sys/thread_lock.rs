@@ -1,29 +1,38 @@
-//! Locks that all threads share, or that one thread owns.
+//! Locks that threads share or take in turn, or that one thread owns.
 //!
 //! A [`ThreadLock`] in mode [`ThreadMode::Shared`] is a mutex around a value. In mode
 //! [`ThreadMode::Pinned`] the thread that creates the lock owns the value: locking compares the
-//! thread and a flag, without atomic read-modify-write operations.
+//! thread and a flag, without atomic read-modify-write operations. In mode [`ThreadMode::Serial`]
+//! the lock of the domain is the domain's [`UseFlag`], which locking enters by one
+//! compare-exchange. The locks of the domain's connections are taken only by a thread that is in
+//! the domain: locking compares the thread in the flag, as in mode `Pinned`.
 //!
 //! **Invariant.** At most one guard of a lock exists. In mode `Shared` the raw lock is held while a
-//! guard exists. In mode `Pinned` only the owner reads or writes `entered`, which is true while a
-//! guard exists; guards stay on their thread. Thread ids are not reused, so after the end of the
-//! owner no thread enters.
+//! guard exists. In mode `Serial` the thread of the domain lock's guard is in the flag. All other
+//! locks have a thread that may enter: the owner, or the thread in the flag, which is one at a
+//! time. Only that thread changes `entered` from false to true, so that no two threads do;
+//! `entered` is true while a guard exists. Guards stay on their thread. Thread ids are not reused,
+//! so after the end of the owner no thread enters.
 #![cfg_attr(not(loom), allow(unsafe_code))] // the value of a lock, and a raw spin lock
 
-use std::cell::Cell;
 #[cfg(not(loom))]
 use std::cell::UnsafeCell;
 #[cfg(not(loom))]
 use std::marker::PhantomData;
 use std::num::NonZeroU64;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 #[cfg(not(loom))]
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use fabric_core::transport::ThreadMode;
+use fabric_core::transport::{DomainConfig, ThreadMode};
 #[cfg(not(loom))]
 use parking_lot::lock_api::{GuardNoSend, RawMutex};
+
+#[cfg(not(loom))]
+use super::sync::Backoff;
+use super::thread_id::{current_thread, known_current_thread};
+use super::use_flag::{Role, UseFlag};
 
 /// The lock of a domain's state, whose waiters sleep.
 ///
@@ -49,61 +58,85 @@ pub(crate) type ConnectionLock<T> = ThreadLock<T>;
 #[cfg(loom)]
 pub(crate) type ConnectionLockGuard<'a, T> = ThreadGuard<'a, T>;
 
-/// The owner of a value: one thread, or none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Owner(Option<NonZeroU64>);
+/// Which threads lock a value.
+#[derive(Clone, Debug)]
+pub(crate) enum Owner {
+    /// All threads, under a raw lock.
+    Shared,
+    /// One thread.
+    Thread(NonZeroU64),
+    /// One thread at a time, which enters the flag by locking.
+    Serial(Arc<UseFlag>),
+    /// The thread that has entered the flag.
+    WithinFlag(Arc<UseFlag>),
+}
 
 impl Owner {
-    /// Returns the calling thread in mode `Pinned`, and no owner in mode `Shared`.
+    /// Returns the owner of a domain that the calling thread opens.
     pub(crate) fn new(mode: ThreadMode) -> Self {
-        Self(match mode {
-            ThreadMode::Shared => None,
-            ThreadMode::Pinned => Some(current_thread()),
-        })
+        match mode {
+            ThreadMode::Shared => Self::Shared,
+            ThreadMode::Pinned => Self::Thread(current_thread()),
+            ThreadMode::Serial => Self::Serial(Arc::new(UseFlag::new())),
+        }
+    }
+
+    /// Adds what the locks of a transport share with the lock of the domain to the settings.
+    pub(crate) fn share_in(&self, config: &mut DomainConfig) {
+        if let Self::Serial(flag) = self {
+            config.exclusion = Some(flag.clone());
+        }
+    }
+
+    /// Returns the owner of the locks that are taken under the lock of the domain, by its settings.
+    pub(crate) fn within(config: &DomainConfig) -> Self {
+        let exclusion = config.exclusion.clone();
+        match (config.thread_mode, exclusion.map(Arc::downcast)) {
+            (ThreadMode::Serial, Some(Ok(flag))) => Self::WithinFlag(flag),
+            // Without a flag the locks exclude threads by themselves.
+            (ThreadMode::Serial | ThreadMode::Shared, _) => Self::Shared,
+            (ThreadMode::Pinned, _) => Self::new(ThreadMode::Pinned),
+        }
     }
 
     /// Returns whether the calling thread may lock what has this owner.
     #[inline]
-    pub(crate) fn admits_current_thread(self) -> bool {
-        // A thread without an id owns nothing.
-        self.0.is_none() || self.0 == THREAD_ID.get()
+    pub(crate) fn admits_current_thread(&self) -> bool {
+        match self {
+            Self::Shared | Self::Serial(_) => true,
+            // A thread without an id owns nothing.
+            Self::Thread(owner) => Some(*owner) == known_current_thread(),
+            Self::WithinFlag(flag) => flag.is_held_by_current_thread(),
+        }
     }
 
-    /// Returns whether one thread owns the value.
+    /// Returns whether all threads lock the value, under a raw lock.
     #[inline]
-    pub(crate) fn is_pinned(self) -> bool {
-        self.0.is_some()
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self, Self::Shared)
+    }
+
+    /// Returns the flag of a domain that one thread at a time uses.
+    pub(crate) fn use_flag(&self) -> Option<&Arc<UseFlag>> {
+        match self {
+            Self::Serial(flag) => Some(flag),
+            _ => None,
+        }
     }
 }
 
-thread_local! {
-    /// The id of the thread, once it owns something. Ids are not reused.
-    static THREAD_ID: Cell<Option<NonZeroU64>> = const { Cell::new(None) };
-}
-
-/// Returns the id of the calling thread.
-fn current_thread() -> NonZeroU64 {
-    static LAST: AtomicU64 = AtomicU64::new(0);
-    THREAD_ID.get().unwrap_or_else(|| {
-        let id = NonZeroU64::MIN.saturating_add(LAST.fetch_add(1, Ordering::Relaxed));
-        THREAD_ID.set(Some(id));
-        id
-    })
-}
-
-/// A value that all threads share under a raw lock, or that one thread owns.
+/// A value that threads share or take in turn, or that one thread owns.
 #[cfg(not(loom))]
 pub(crate) struct ThreadLock<T, R> {
     owner: Owner,
     raw: R,
-    /// Whether the owner holds a guard.
-    entered: Cell<bool>,
+    /// Whether a guard exists, unless the raw lock or the flag says so.
+    entered: AtomicBool,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: as for a mutex. At most one guard exists, so threads access the value one after the
-// other; a value with an owner is accessed by one thread, and may be dropped by another. Only the
-// owner accesses `entered`.
+// other; a value with an owner is accessed by one thread, and may be dropped by another.
 #[cfg(not(loom))]
 unsafe impl<T: Send, R: Sync> Sync for ThreadLock<T, R> {}
 
@@ -121,54 +154,106 @@ impl<T, R: RawMutex> ThreadLock<T, R> {
         Self {
             owner,
             raw: R::INIT,
-            entered: Cell::new(false),
+            entered: AtomicBool::new(false),
             value: UnsafeCell::new(value),
         }
     }
 
-    /// Locks the value.
+    /// Locks the value, for a call of the program that waits for other threads.
     ///
     /// # Panics
-    /// With an owner: on another thread, and when the owner holds a guard already.
+    /// When this thread may not lock the value, and, unless all threads share the value, when this
+    /// thread holds a guard already.
     #[inline(always)] // on the small-message path
     pub(crate) fn lock(&self) -> ThreadGuard<'_, T, R> {
-        if self.owner.is_pinned() {
-            self.enter();
-        } else {
+        self.lock_as(Role::User)
+    }
+
+    /// Locks the value as [`lock`](Self::lock), in this role.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn lock_as(&self, role: Role) -> ThreadGuard<'_, T, R> {
+        if self.owner.is_shared() {
             self.raw.lock();
+        } else {
+            self.enter(role);
         }
+        self.guard()
+    }
+
+    /// Locks the value as [`lock`](Self::lock), for a call of the program that can be refused.
+    /// `None` if another user, or this thread, has entered the flag.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn lock_or_refuse(&self) -> Option<ThreadGuard<'_, T, R>> {
+        if self.owner.is_shared() {
+            self.raw.lock();
+        } else if !self.enter_or_refuse() {
+            return None;
+        }
+        Some(self.guard())
+    }
+
+    /// Locks the value for the driver, if it is free and this thread may.
+    #[inline]
+    pub(crate) fn try_lock(&self) -> Option<ThreadGuard<'_, T, R>> {
+        let locked = if self.owner.is_shared() {
+            self.raw.try_lock()
+        } else {
+            self.try_enter(Role::Driver)
+        };
+        locked.then(|| self.guard())
+    }
+
+    #[inline(always)] // on the small-message path
+    fn guard(&self) -> ThreadGuard<'_, T, R> {
         ThreadGuard {
             lock: self,
             _not_send: PhantomData,
         }
     }
 
-    /// Locks the value if it is free and this thread may.
-    #[inline]
-    pub(crate) fn try_lock(&self) -> Option<ThreadGuard<'_, T, R>> {
-        let locked = if self.owner.is_pinned() {
-            self.try_enter()
-        } else {
-            self.raw.try_lock()
-        };
-        locked.then(|| ThreadGuard {
-            lock: self,
-            _not_send: PhantomData,
-        })
-    }
-
-    /// Marks the value as accessed.
     #[inline(never)] // callers of shared locks stay short
-    fn enter(&self) {
-        if !self.try_enter() {
+    fn enter(&self, role: Role) {
+        let has_entered = match &self.owner {
+            Owner::Serial(flag) => flag.enter(role),
+            _ => self.try_enter(role),
+        };
+        if !has_entered {
             self.refuse();
         }
     }
 
-    /// Marks the value as accessed, if this thread owns it and does not access it yet.
+    #[inline(never)] // callers of shared locks stay short
+    fn enter_or_refuse(&self) -> bool {
+        if let Owner::Serial(flag) = &self.owner {
+            return flag.enter_or_refuse();
+        }
+        self.enter(Role::User);
+        true
+    }
+
+    /// Marks the value as accessed, if this thread may enter and there is no guard.
     #[inline]
-    fn try_enter(&self) -> bool {
-        self.owner.admits_current_thread() && !self.entered.replace(true)
+    fn try_enter(&self, role: Role) -> bool {
+        if let Owner::Serial(flag) = &self.owner {
+            return flag.try_enter(role);
+        }
+        // No other thread may enter meanwhile. A guard may outlast the call that took it: the
+        // acquire pairs with the release in `leave`.
+        let is_free = self.owner.admits_current_thread() && !self.entered.load(Ordering::Acquire);
+        if is_free {
+            self.entered.store(true, Ordering::Relaxed);
+        }
+        is_free
+    }
+
+    /// Marks the value as free.
+    #[inline]
+    fn leave(&self) {
+        match &self.owner {
+            Owner::Serial(flag) => flag.leave(),
+            // SYNC: pairs with the acquire in `try_enter`.
+            _ => self.entered.store(false, Ordering::Release),
+        }
     }
 
     #[cold]
@@ -176,7 +261,7 @@ impl<T, R: RawMutex> ThreadLock<T, R> {
         if self.owner.admits_current_thread() {
             panic!("a call on a domain from within another call on the domain");
         }
-        panic!("a call on a domain of one thread from another thread");
+        panic!("a call on a domain of one thread, or on a connection, from another thread");
     }
 }
 
@@ -204,20 +289,17 @@ impl<T, R: RawMutex> DerefMut for ThreadGuard<'_, T, R> {
 impl<T, R: RawMutex> Drop for ThreadGuard<'_, T, R> {
     #[inline(always)] // on the small-message path
     fn drop(&mut self) {
-        if self.lock.owner.is_pinned() {
-            self.lock.entered.set(false);
-        } else {
+        if self.lock.owner.is_shared() {
             // SAFETY: this guard's thread locked the raw lock.
             unsafe { self.lock.raw.unlock() };
+        } else {
+            self.lock.leave();
         }
     }
 }
 
 /// A spin lock. Releasing it is a plain store: a mutex that puts its waiters to sleep needs an
 /// atomic exchange there, to find out whether a thread sleeps.
-///
-/// A thread that finds the lock taken spins, then yields its core, and finally sleeps: the holder
-/// may have a lower priority, and then yielding has no effect.
 #[cfg(not(loom))]
 pub(crate) struct RawSpinLock(AtomicBool);
 
@@ -254,48 +336,65 @@ unsafe impl RawMutex for RawSpinLock {
 
 #[cfg(not(loom))]
 impl RawSpinLock {
-    /// Attempts before the thread yields its core, and before it sleeps.
-    const SPIN_LIMIT: u32 = 64;
-    const YIELD_LIMIT: u32 = Self::SPIN_LIMIT + 64;
-    /// How long the thread sleeps before the next attempt.
-    const BACKOFF_SLEEP: std::time::Duration = std::time::Duration::from_micros(20);
-
     #[cold]
     fn lock_slow(&self) {
-        let mut attempts = 0;
+        let mut backoff = Backoff::default();
         while !self.try_lock() {
-            attempts += 1;
-            match attempts {
-                0..Self::SPIN_LIMIT => std::hint::spin_loop(),
-                Self::SPIN_LIMIT..Self::YIELD_LIMIT => std::thread::yield_now(),
-                _ => {
-                    std::thread::sleep(Self::BACKOFF_SLEEP);
-                    attempts = 0;
-                }
-            }
+            backoff.pause();
         }
     }
 }
 
-/// The lock in a model: loom's mutex in both modes.
+/// The lock in a model: loom's mutex. In mode `Serial` the flag is entered first, and the mutex is
+/// never contended.
 #[cfg(loom)]
-pub(crate) struct ThreadLock<T>(loom::sync::Mutex<T>);
+pub(crate) struct ThreadLock<T> {
+    owner: Owner,
+    value: loom::sync::Mutex<T>,
+}
 
 #[cfg(loom)]
-pub(crate) struct ThreadGuard<'a, T>(loom::sync::MutexGuard<'a, T>);
+pub(crate) struct ThreadGuard<'a, T> {
+    lock: &'a ThreadLock<T>,
+    /// Present until drop.
+    value: Option<loom::sync::MutexGuard<'a, T>>,
+}
 
 #[cfg(loom)]
 impl<T> ThreadLock<T> {
-    pub(crate) fn new(_owner: Owner, value: T) -> Self {
-        Self(loom::sync::Mutex::new(value))
+    pub(crate) fn new(owner: Owner, value: T) -> Self {
+        let value = loom::sync::Mutex::new(value);
+        Self { owner, value }
     }
 
     pub(crate) fn lock(&self) -> ThreadGuard<'_, T> {
-        ThreadGuard(self.0.lock().unwrap())
+        self.lock_as(Role::User)
+    }
+
+    pub(crate) fn lock_as(&self, role: Role) -> ThreadGuard<'_, T> {
+        if let Some(flag) = self.owner.use_flag() {
+            assert!(flag.enter(role), "a call from within another call");
+        }
+        self.guard(self.value.lock().unwrap())
+    }
+
+    pub(crate) fn lock_or_refuse(&self) -> Option<ThreadGuard<'_, T>> {
+        let flag = self.owner.use_flag();
+        let may_enter = flag.is_none_or(|flag| flag.enter_or_refuse());
+        may_enter.then(|| self.guard(self.value.lock().unwrap()))
     }
 
     pub(crate) fn try_lock(&self) -> Option<ThreadGuard<'_, T>> {
-        self.0.try_lock().ok().map(ThreadGuard)
+        if let Some(flag) = self.owner.use_flag() {
+            let has_entered = flag.try_enter(Role::Driver);
+            return has_entered.then(|| self.guard(self.value.lock().unwrap()));
+        }
+        self.value.try_lock().ok().map(|value| self.guard(value))
+    }
+
+    fn guard<'a>(&'a self, value: loom::sync::MutexGuard<'a, T>) -> ThreadGuard<'a, T> {
+        let value = Some(value);
+        ThreadGuard { lock: self, value }
     }
 }
 
@@ -304,14 +403,24 @@ impl<T> Deref for ThreadGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        &self.0
+        self.value.as_ref().expect("present until drop")
     }
 }
 
 #[cfg(loom)]
 impl<T> DerefMut for ThreadGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        &mut self.0
+        self.value.as_mut().expect("present until drop")
+    }
+}
+
+#[cfg(loom)]
+impl<T> Drop for ThreadGuard<'_, T> {
+    fn drop(&mut self) {
+        self.value = None;
+        if let Some(flag) = self.lock.owner.use_flag() {
+            flag.leave();
+        }
     }
 }
 
@@ -362,7 +471,7 @@ mod tests {
     #[test]
     fn other_threads_never_enter() {
         let owner = Owner::new(ThreadMode::Pinned);
-        let lock = ConnectionLock::new(owner, vec![1]);
+        let lock = ConnectionLock::new(owner.clone(), vec![1]);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 assert!(!owner.admits_current_thread());
@@ -374,6 +483,73 @@ mod tests {
         assert!(lock.try_lock().is_some());
         // The value may be dropped on another thread.
         std::thread::scope(|scope| drop(scope.spawn(move || drop(lock))));
+    }
+
+    #[test]
+    fn serial_lock_refuses_a_second_user() {
+        let lock = DomainLock::new(Owner::new(ThreadMode::Serial), 1);
+        let guard = lock.lock_or_refuse().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(lock.lock_or_refuse().is_none() && lock.try_lock().is_none());
+            });
+        });
+        let refused = panic_message(|| drop(lock.lock()));
+        assert!(refused.contains("within another call"), "{refused}");
+        assert_eq!(*guard, 1, "the refused calls changed nothing");
+        drop(guard);
+        let failed = catch_unwind(AssertUnwindSafe(|| {
+            let _guard = lock.lock();
+            panic!("of the holder");
+        }));
+        assert!(failed.is_err() && lock.lock_or_refuse().is_some());
+    }
+
+    #[test]
+    fn serial_users_that_wait_lose_no_update() {
+        let lock = DomainLock::new(Owner::new(ThreadMode::Serial), 0);
+        std::thread::scope(|scope| {
+            for role in [Role::User, Role::User, Role::Driver] {
+                let lock = &lock;
+                scope.spawn(move || (0..10_000).for_each(|_| *lock.lock_as(role) += 1));
+            }
+        });
+        assert_eq!(*lock.lock(), 30_000);
+    }
+
+    #[test]
+    fn connections_are_locked_by_the_thread_in_the_flag() {
+        let mut config = DomainConfig {
+            thread_mode: ThreadMode::Serial,
+            ..DomainConfig::default()
+        };
+        // Without the domain's flag the lock excludes threads by itself.
+        assert!(Owner::within(&config).is_shared());
+        let owner = Owner::new(ThreadMode::Serial);
+        owner.share_in(&mut config);
+        let domain = DomainLock::new(owner, ());
+        let connection = ConnectionLock::new(Owner::within(&config), 0);
+        let refused = panic_message(|| drop(connection.lock()));
+        assert!(refused.contains("from another thread"), "{refused}");
+        let in_domain = domain.lock();
+        let guard = connection.lock();
+        assert!(connection.try_lock().is_none());
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(connection.try_lock().is_none()));
+        });
+        drop((guard, in_domain));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..1000 {
+                        let _in_domain = domain.lock();
+                        *connection.lock() += 1;
+                    }
+                });
+            }
+        });
+        let _in_domain = domain.lock();
+        assert_eq!(*connection.lock(), 4000);
     }
 
     #[test]

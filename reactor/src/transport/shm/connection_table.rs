@@ -34,7 +34,7 @@ const FIRST_CHUNK_LEN: usize = 8;
 const MAX_CHUNKS: usize = 30;
 /// The outgoing connections of an endpoint, by index of the peer's address handle.
 pub(crate) struct ConnectionTable {
-    /// The thread that owns the domain, if one does.
+    /// Which threads lock the connections.
     owner: Owner,
     /// Whether an operation waits for a transmit credit.
     blocked: AtomicBool,
@@ -84,7 +84,7 @@ impl ConnectionTable {
         let (chunk, slot) = Self::locate(index);
         let slots = self.chunks[chunk].get_or_init(|| {
             (0..FIRST_CHUNK_LEN << chunk)
-                .map(|_| ConnectionSlot(ConnectionLock::new(self.owner, None)))
+                .map(|_| ConnectionSlot(ConnectionLock::new(self.owner.clone(), None)))
                 .collect()
         });
         *slots[slot].0.lock() = Some(Box::new(tx));

@@ -57,7 +57,7 @@ pub(super) const UNEXPECTED_BYTES: usize = 16 << 20;
 /// What an endpoint is opened with.
 #[derive(Clone)]
 pub(crate) struct ShmConfig<'a> {
-    /// The thread that owns the domain, if one does.
+    /// Which threads lock the connections.
     pub(crate) owner: Owner,
     pub(crate) info: &'a Info,
     pub(crate) tx_settings: TxSettings,

@@ -137,7 +137,7 @@ impl<E: EngineContext> OpenDomain<E> for ShmTransport {
     ) -> Result<Box<dyn TransportDomain<E>>> {
         config.socket_options.check()?;
         Ok(Box::new(ShmDomain {
-            owner: Owner::new(config.thread_mode),
+            owner: Owner::within(config),
             loan_pool: LoanPool::new(&wait),
             wait_set: wait,
             single_copy: config
@@ -155,7 +155,7 @@ impl<E: EngineContext> OpenDomain<E> for ShmTransport {
 
 /// A domain of the transport: what its endpoints share.
 struct ShmDomain {
-    /// The thread that owns the domain, if one does.
+    /// Which threads lock the connections.
     owner: Owner,
     wait_set: Arc<dyn WaitSet>,
     loan_pool: LoanPool,
@@ -176,7 +176,7 @@ impl ShmDomain {
             .get_or_insert_with(cma::SingleCopyPolicy::auto);
         let loan_pool = self.loan_pool.clone();
         ShmConfig {
-            owner: self.owner,
+            owner: self.owner.clone(),
             info,
             tx_settings: TxSettings {
                 loan_pool,
