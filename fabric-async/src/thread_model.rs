@@ -61,7 +61,7 @@ pub enum Shared {}
 /// let ep = Endpoint::options().thread_model::<Serial>().bind("shm://").await?;
 /// let me = ep.add_peer(ep.name()).await?;
 /// let task = tokio::spawn(async move {             // a task of any thread, the only user
-///     let (sent, got) = tokio::join!(ep.send(me, "hello"), ep.recv());
+///     let (sent, got) = tokio::join!(ep.send(me, vec![7; 5]), ep.recv());
 ///     sent?;
 ///     assert_eq!(ep.domain().stats().concurrent_uses, 0);
 ///     Ok::<_, fabric_async::Error>(got?.len())

@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 use fabric_core::buf::IoBuf;
 use fabric_core::completion::OpKind;
 use fabric_core::transport::TxOp;
-use fabric_core::{FiAddr, Result};
+use fabric_core::{Error, FiAddr, Result};
 use fabric_reactor::MAX_BATCH_POSTS;
 
 use super::Endpoint;
@@ -60,9 +60,8 @@ impl<M: ThreadModel> Endpoint<M> {
             }
             let engine = &self.inner.domain.engine;
             tx_op.more = chunk.len() > 1 && engine.defers_in_batches();
-            let mut posts = match engine.batch(self.inner.id) {
-                Ok(posts) => posts,
-                Err(error) => return (accepted, Err(error)),
+            let Some(mut posts) = engine.batch(self.inner.id) else {
+                return (accepted, Err(Error::ConcurrentUse));
             };
             let sent = if tx_op.more {
                 posts.try_inject_plain(peer, &chunk)

@@ -304,9 +304,8 @@ impl<B: IoBuf> BatchOp<B> for WriteOp {
     }
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
-        let mut posts = match ep.domain.engine.batch(ep.id) {
-            Ok(posts) => posts,
-            Err(error) => return (0, Err(error)),
+        let Some(mut posts) = ep.domain.engine.batch(ep.id) else {
+            return (0, Err(Error::ConcurrentUse));
         };
         let mut posted = 0;
         // With selective completion not every write is reported.

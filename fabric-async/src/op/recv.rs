@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use fabric_core::Result;
 use fabric_core::buf::{IoBufMut, PooledBuf};
 use fabric_core::completion::{Done, Failed};
 use fabric_core::matching::RecvSpec;
 use fabric_core::transport::OpKey;
+use fabric_core::{Error, Result};
 use fabric_reactor::{CompletionTarget, CreditMode, MAX_BATCH_BYTES, PostResult};
 
 use super::batch::{self, BatchOp, ChunkResult, QueuedRequest};
@@ -102,9 +102,8 @@ impl<B: IoBufMut> BatchOp<B> for RecvOp {
     }
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
-        let mut posts = match ep.domain.engine.batch(ep.id) {
-            Ok(posts) => posts,
-            Err(error) => return (0, Err(error)),
+        let Some(mut posts) = ep.domain.engine.batch(ep.id) else {
+            return (0, Err(Error::ConcurrentUse));
         };
         let from_any = |op: &Self| op.spec.from.is_none().then_some(op.spec.tag);
         let posted = batch::post_receives_together(&mut posts, chunk, from_any, ep.selective_rx);

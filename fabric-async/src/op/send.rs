@@ -196,9 +196,8 @@ impl<B: IoBuf> BatchOp<B> for SendOp {
     }
 
     fn post_chunk(ep: &EndpointInner, chunk: &mut [QueuedRequest<Self, B>]) -> ChunkResult {
-        let mut posts = match ep.domain.engine.batch(ep.id) {
-            Ok(posts) => posts,
-            Err(error) => return (0, Err(error)),
+        let Some(mut posts) = ep.domain.engine.batch(ep.id) else {
+            return (0, Err(Error::ConcurrentUse));
         };
         let mut posted = 0;
         let more = chunk.len() > 1 && ep.domain.engine.defers_in_batches();

@@ -42,14 +42,14 @@ pub struct PostBatch<'a> {
 }
 
 impl DomainHandle {
-    /// Locks the domain for a chunk of posts.
-    ///
-    /// # Errors
-    /// [`Error::ConcurrentUse`].
-    pub fn batch(&self, ep: EpId) -> Result<PostBatch<'_>> {
-        Ok(PostBatch {
+    /// Locks the domain for a chunk of posts. `None` if one thread at a time uses the domain, and
+    /// another thread does.
+    #[inline] // on the small-message path
+    #[must_use]
+    pub fn batch(&self, ep: EpId) -> Option<PostBatch<'_>> {
+        Some(PostBatch {
             domain: self,
-            engine: self.lock_or_refuse()?,
+            engine: self.engine().lock_or_refuse()?,
             ep,
             posts: 0,
             has_unflushed: false,

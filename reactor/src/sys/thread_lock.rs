@@ -102,11 +102,13 @@ impl Owner {
     /// Returns whether the calling thread may lock what has this owner.
     #[inline]
     pub(crate) fn admits_current_thread(&self) -> bool {
-        match self {
-            Self::Shared | Self::Serial(_) => true,
+        if let Self::Thread(owner) = self {
             // A thread without an id owns nothing.
-            Self::Thread(owner) => Some(*owner) == known_current_thread(),
+            return Some(*owner) == known_current_thread();
+        }
+        match self {
             Self::WithinFlag(flag) => flag.is_held_by_current_thread(),
+            _ => true,
         }
     }
 
@@ -215,7 +217,7 @@ impl<T, R: RawMutex> ThreadLock<T, R> {
     fn enter(&self, role: Role) {
         let has_entered = match &self.owner {
             Owner::Serial(flag) => flag.enter(role),
-            _ => self.try_enter(role),
+            _ => self.try_mark_entered(),
         };
         if !has_entered {
             self.refuse();
@@ -227,18 +229,25 @@ impl<T, R: RawMutex> ThreadLock<T, R> {
         if let Owner::Serial(flag) = &self.owner {
             return flag.enter_or_refuse();
         }
-        self.enter(Role::User);
+        if !self.try_mark_entered() {
+            self.refuse();
+        }
         true
     }
 
-    /// Marks the value as accessed, if this thread may enter and there is no guard.
     #[inline]
     fn try_enter(&self, role: Role) -> bool {
-        if let Owner::Serial(flag) = &self.owner {
-            return flag.try_enter(role);
+        match &self.owner {
+            Owner::Serial(flag) => flag.try_enter(role),
+            _ => self.try_mark_entered(),
         }
-        // No other thread may enter meanwhile. A guard may outlast the call that took it: the
-        // acquire pairs with the release in `leave`.
+    }
+
+    /// Marks the value as accessed, if this thread may and there is no guard. No other thread may
+    /// meanwhile.
+    #[inline(always)] // on the small-message path
+    fn try_mark_entered(&self) -> bool {
+        // SYNC: pairs with the release in `leave`. A guard may outlast the call that took it.
         let is_free = self.owner.admits_current_thread() && !self.entered.load(Ordering::Acquire);
         if is_free {
             self.entered.store(true, Ordering::Relaxed);

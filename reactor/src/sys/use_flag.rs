@@ -64,7 +64,7 @@ impl UseFlag {
 
     /// Enters for a call of the program. Waits for a pass to end. Returns false if another user is
     /// in the domain, which is counted, or this thread.
-    #[inline]
+    #[inline(never)] // callers without a flag stay short
     pub(crate) fn enter_or_refuse(&self) -> bool {
         let thread = current_thread();
         let mut backoff = Backoff::default();
@@ -83,7 +83,7 @@ impl UseFlag {
 
     /// Enters when no thread is in the domain. A call of the program that waits for another user is
     /// counted when it begins to wait. Returns false if this thread is in the domain.
-    #[inline]
+    #[inline(never)] // callers without a flag stay short
     pub(crate) fn enter(&self, role: Role) -> bool {
         let thread = current_thread();
         let mut backoff = Backoff::default();
