@@ -122,7 +122,8 @@
 //! the endpoint does not read on from that peer's connection. The event
 //! [`EventKind::PeerOverBudget`] names the peer, and [`EndpointStats::held_connections`] counts
 //! such connections. The program can post receives, or end the connection with
-//! [`Endpoint::disconnect`].
+//! [`Endpoint::disconnect`]. If the peer ends, operations that wait for it fail, and the messages
+//! that have arrived are still received.
 //!
 //! # A peer that takes nothing
 //!

@@ -225,6 +225,7 @@ pub(crate) fn run_role() {
         "tcp low_memlock_sender" => run(crate::tcp::low_memlock_sender(&name)),
         "tcp echo" => run(crate::tcp::echo(&name)),
         "tcp rma_target" => run(crate::tcp::rma_target(&name)),
+        "tcp send_on_request" => run(crate::tcp::send_on_request(&name)),
         "tcp send_forever" => run(crate::tcp::send_forever(&name, Protocol::Tcp)),
         "tcp send_forever rxm" => run(crate::tcp::send_forever(&name, Protocol::Rxm)),
         "tcp connect_and_echo" => run(crate::tcp::connected::connect_and_echo(&name)),

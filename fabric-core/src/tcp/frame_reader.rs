@@ -495,6 +495,49 @@ impl FrameReader {
         self.body.is_some() || self.rxm.as_ref().is_some_and(|rxm| rxm.has_partial())
     }
 
+    /// Returns whether a response to a request of this side may be among `bytes`, which were not
+    /// consumed, and the `unread` bytes that follow them.
+    #[must_use]
+    pub fn may_contain_response(&self, mut bytes: &[u8], unread: usize) -> bool {
+        let mut frame_len = match &self.body {
+            None => 0,
+            Some(FrameBody::Message { remaining, .. }) => *remaining,
+            Some(FrameBody::Write(write)) => write.remaining(),
+            Some(FrameBody::ReadResponse { .. }) => return true,
+        };
+        loop {
+            let Some(rest) = bytes.get(frame_len..) else {
+                return unread > frame_len - bytes.len();
+            };
+            bytes = rest;
+            let Ok(Some((frame, header_len))) =
+                Frame::decode_for(bytes, self.byte_order, self.rxm.is_some())
+            else {
+                return unread > 0;
+            };
+            let payload_len = match frame.kind {
+                FrameKind::Message if self.rxm.is_some() => {
+                    if packets::may_be_response(&frame, header_len, bytes) {
+                        return true;
+                    }
+                    frame.payload_len
+                }
+                FrameKind::Read(_) => 0,
+                FrameKind::Message
+                | FrameKind::Tagged(_)
+                | FrameKind::Write(_)
+                | FrameKind::Atomic(_) => frame.payload_len,
+                FrameKind::Ack
+                | FrameKind::ReadResponse
+                | FrameKind::CheckedReadResponse
+                | FrameKind::Nack(_) => return true,
+            };
+            frame_len = usize::try_from(payload_len)
+                .unwrap_or(usize::MAX)
+                .saturating_add(header_len);
+        }
+    }
+
     /// Drops all partial frames; returns the messages among them, which the caller must fail.
     #[must_use]
     pub fn abort(&mut self) -> Vec<PartialId> {

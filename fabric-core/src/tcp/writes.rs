@@ -106,6 +106,11 @@ impl IncomingWrite {
         }))
     }
 
+    /// Returns the number of payload bytes that have not been consumed.
+    pub(super) fn remaining(&self) -> usize {
+        usize::try_from(self.remaining).unwrap_or(usize::MAX)
+    }
+
     /// Writes the next bytes of the payload as far as the regions are accessible.
     pub(super) fn write(
         &mut self,
@@ -117,9 +122,7 @@ impl IncomingWrite {
         let mut used = 0;
         while self.remaining > 0 && used < bytes.len() {
             let rest = &bytes[used..];
-            let rest = &rest[..rest
-                .len()
-                .min(usize::try_from(self.remaining).unwrap_or(usize::MAX))];
+            let rest = &rest[..rest.len().min(self.remaining())];
             let count = match self
                 .segments
                 .get(self.segment)

@@ -77,6 +77,8 @@ pub enum Interest {
     Write,
     /// Readable or writable.
     Both,
+    /// Hung up: the peer has closed or reset the connection.
+    HangUp,
 }
 
 /// Wait set of a domain: a set of descriptors, and a doorbell inside the process.

@@ -391,6 +391,21 @@ fn invalid_atomic_requests_close_connection() {
 }
 
 #[test]
+fn atomic_response_is_found_behind_packets_of_messages() {
+    let receiver = rxm_receiver();
+    let may_contain = |bytes: &[u8], unread| receiver.reader.may_contain_response(bytes, unread);
+    let messages = encode_packet(PacketKind::Eager, 1, 8, &[1; 8]).repeat(2);
+    assert!(!may_contain(&messages, 0) && may_contain(&messages, 1));
+    let done = encode_packet(PacketKind::RendezvousDone, 1, 0, &[]);
+    for response in [hex(RESPONSE_BYTES), done] {
+        let bytes = [&messages, &response[..]].concat();
+        assert!(may_contain(&bytes, 0));
+        // The packet header is incomplete.
+        assert!(may_contain(&bytes[..messages.len() + 20], 0));
+    }
+}
+
+#[test]
 fn invalid_atomic_responses_close_connection() {
     let one = [7; 8];
     let cases = [

@@ -305,6 +305,52 @@ fn message_over_budget_is_held_unread() {
     assert_eq!(receiver.received(op).1.len(), 2 << 20);
 }
 
+/// Responses are found behind held messages. Bytes that were not read may be responses if more of
+/// them follow than the rest of the last frame.
+#[test]
+fn responses_are_found_behind_held_messages() {
+    let mut receiver = TcpReceiver::new(ByteOrder::Little, 0);
+    let mut bytes = header_with_len(100);
+    bytes.resize(116, 5);
+    let outcome = receiver.read(&bytes).unwrap();
+    assert!(outcome.stop_reason == StopReason::Held && outcome.consumed == 0);
+    let may_contain = |bytes: &[u8], unread| receiver.reader.may_contain_response(bytes, unread);
+    assert!(!may_contain(&bytes, 0) && may_contain(&bytes, 1));
+    // Part of the message was not read.
+    assert!(!may_contain(&bytes[..50], 66) && may_contain(&bytes[..50], 67));
+    let messages = bytes.repeat(3);
+    assert!(!may_contain(&messages, 0));
+    assert!(!may_contain(&messages[..300], 48) && may_contain(&messages[..300], 49));
+    let mut writer = FrameWriter::new(ByteOrder::Little);
+    writer.push_ack(ack_due());
+    assert!(may_contain(&[&messages, writer.pending()].concat(), 0));
+    // A header that is incomplete.
+    bytes.extend_from_slice(&writer.pending()[..8]);
+    assert!(!may_contain(&bytes, 0) && may_contain(&bytes, 8));
+}
+
+/// Header of a response of 8 bytes to a read.
+const READ_RSP_HEADER: &str = "03 03 0000 00 00 10 00 1800000000000000";
+
+/// The rest of a frame that has begun precedes the next frame.
+#[test]
+fn response_is_found_behind_the_rest_of_a_frame() {
+    let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
+    let mut bytes = header_with_len(10_000);
+    bytes.resize(16 + 5_000, 5);
+    assert_eq!(receiver.read(&bytes).unwrap().consumed, bytes.len());
+    let may_contain = |bytes: &[u8], unread| receiver.reader.may_contain_response(bytes, unread);
+    assert!(!may_contain(&[], 5_000) && may_contain(&[], 5_001));
+    let mut writer = FrameWriter::new(ByteOrder::Little);
+    writer.push_ack(ack_due());
+    let rest = [&[5; 5_000], writer.pending()].concat();
+    assert!(may_contain(&rest, 0) && !may_contain(&rest[..5_000], 0));
+    receiver.expect_read(8);
+    assert_eq!(receiver.read(&rest[..5_000]).unwrap().consumed, 5_000);
+    assert_eq!(receiver.read(&hex(READ_RSP_HEADER)).unwrap().consumed, 16);
+    assert!(receiver.reader.may_contain_response(&[], 0));
+}
+
 /// Nothing is allocated for an announced length that is invalid or that no receive waits for. A
 /// receive reserves that length once.
 #[test]

@@ -96,6 +96,7 @@ impl WaitSet for EpollSet {
             Interest::Read => read,
             Interest::Write => epoll::EventFlags::OUT,
             Interest::Both => read | epoll::EventFlags::OUT,
+            Interest::HangUp => epoll::EventFlags::RDHUP,
         };
         Ok(epoll::modify(
             &self.epoll,

@@ -5,6 +5,7 @@ mod claimed_addresses;
 mod connect_responses;
 pub(crate) mod connected;
 mod fairness;
+mod held_messages;
 pub(crate) mod hostile;
 mod inbound_limits;
 mod interfaces;
@@ -18,6 +19,7 @@ mod unanswered_connects;
 mod uring;
 mod zero_copy;
 
+pub(crate) use held_messages::send_on_request;
 pub(crate) use msg_options::host_name_client;
 pub(crate) use rma::rma_target;
 pub(crate) use zero_copy::low_memlock_sender;

@@ -180,6 +180,19 @@ impl FrameReader {
     }
 }
 
+/// Returns whether the packet in this frame is, or may be, a response to a request of this side.
+pub(super) fn may_be_response(frame: &Frame, header_len: usize, bytes: &[u8]) -> bool {
+    match parse_packet(frame, header_len, bytes) {
+        Ok(Some(parsed)) => matches!(
+            parsed.packet.kind,
+            PacketKind::AtomicResponse(_) | PacketKind::RendezvousDone
+        ),
+        // The packet header is incomplete.
+        Ok(None) => true,
+        Err(_) => false,
+    }
+}
+
 /// Parses the packet behind a frame header; `None` while the packet header is incomplete.
 fn parse_packet<'a>(
     frame: &Frame,

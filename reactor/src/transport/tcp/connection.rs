@@ -13,10 +13,16 @@
 //! | `uring_io`, `uring_send` | receives and sends of this connection in io_uring |
 //! | `zero_copy` | messages that the kernel sends from their buffer |
 //!
-//! The socket of a connection that holds a message over the budget is not watched, so it does not
-//! wake the domain; the endpoint tries the message when it may be accepted (`Connections`). Passes
-//! do not poll a connection that was idle for long: epoll reports its socket. Reading continues
-//! after writing has failed, because the peer may have sent messages before it closed the stream.
+//! The socket of a connection that holds a message over the budget is watched only for the end of
+//! the connection, also with io_uring; the endpoint tries the message when it may be accepted
+//! (`Connections`). Passes do not poll a connection that was idle for long: epoll reports its
+//! socket. Reading continues after writing has failed, because the peer may have sent messages
+//! before it closed the stream.
+//!
+//! When the peer closes or resets the connection while this side does not read, the bytes in the
+//! socket are the last ones: the kernel keeps them, also after a reset. If no response can be among
+//! them or the unconsumed bytes, the pending operations fail at once. Otherwise they wait until
+//! these bytes are read.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -185,6 +191,48 @@ impl TcpConnection {
         self.rx.has_ended() || self.socket.is_closed_by_peer()
     }
 
+    /// Handles a ready socket that this side does not read: the peer may have closed or reset the
+    /// connection.
+    pub(crate) fn check_peer_closed(&mut self) {
+        if !self.is_reading() && self.is_closed_by_peer() {
+            self.rx.set_peer_closed();
+        }
+    }
+
+    /// Returns whether the peer can send nothing more, as far as this side knows, and this side
+    /// sends nothing.
+    pub(crate) fn is_receive_only(&self) -> bool {
+        !self.rx.is_open() && self.write_closed()
+    }
+
+    /// Returns whether the peer can send nothing more, and no response is among the bytes that were
+    /// not read or not consumed.
+    pub(crate) fn has_no_more_responses(&self) -> bool {
+        let unread = match self.rx.is_open() {
+            true => None,
+            false if self.rx.has_ended() => Some(0),
+            false => self.unread_len(),
+        };
+        unread.is_some_and(|unread| {
+            !self
+                .reader
+                .may_contain_response(self.rx.unconsumed(), unread)
+        })
+    }
+
+    /// Returns whether requests are pending to which no response can arrive.
+    pub(crate) fn has_unanswerable_requests(&self) -> bool {
+        !self.pending.is_empty() && self.has_no_more_responses()
+    }
+
+    /// Closes the send side once the peer can send nothing more that an operation waits for.
+    fn close_write_after_peer(&mut self) {
+        let awaits_response = !self.pending.is_empty() || !self.responses.rendezvous.is_empty();
+        if !self.write_closed() && (!awaits_response || self.has_no_more_responses()) {
+            self.close_write();
+        }
+    }
+
     /// Probes until this time whether the peer still has this connection.
     pub(crate) fn probe_peer(&mut self, deadline: Instant) {
         if self.probe_deadline.is_none() {
@@ -343,23 +391,23 @@ impl TcpConnection {
     }
 
     /// Updates what the socket is watched for: input if this side reads, room if a write found
-    /// none. A readable socket that is not read would wake the domain again and again.
+    /// none, else the end of the connection until it was seen. A readable socket that is not read
+    /// would wake the domain again and again. io_uring reads and writes without epoll.
     pub(crate) fn update_interest(&mut self) {
         if self.rx.has_ended() {
             return;
         }
-        let is_reading = self.is_reading();
-        if self.uses_uring() {
-            if !is_reading {
-                self.pause_uring_recv();
-            }
-            return self.socket.unwatch();
+        let (is_reading, uses_uring) = (self.is_reading(), self.uses_uring());
+        if uses_uring && !is_reading {
+            self.pause_uring_recv();
         }
-        let interest = match (is_reading, self.tx.is_blocked()) {
-            (false, false) => return self.socket.unwatch(),
-            (false, true) => Interest::Write,
+        let interest = match (is_reading, self.tx.is_blocked() && !uses_uring) {
+            (true, _) if uses_uring => return self.socket.unwatch(),
             (true, true) => Interest::Both,
             (true, false) => Interest::Read,
+            (false, true) => Interest::Write,
+            (false, false) if self.rx.is_open() => Interest::HangUp,
+            (false, false) => return self.socket.unwatch(),
         };
         if self
             .socket

@@ -330,6 +330,13 @@ impl TcpSocket {
         recv(&self.fd, &mut into[..len], RecvFlags::empty())
     }
 
+    /// Returns the number of bytes that have arrived and were not read. No more follow after the
+    /// peer has closed or reset the connection.
+    pub(crate) fn unread_len(&self) -> usize {
+        // The call fails for no connected socket.
+        rustix::io::ioctl_fionread(&*self.fd).map_or(usize::MAX, |len| len as usize)
+    }
+
     /// Returns whether the peer has closed or reset the connection, even if unread bytes precede
     /// the end of the stream.
     pub(crate) fn is_closed_by_peer(&self) -> bool {

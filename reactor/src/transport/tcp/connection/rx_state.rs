@@ -12,13 +12,23 @@ const IDLE_PASSES: u32 = 2000;
 pub(super) struct RxState {
     unconsumed: UnconsumedBytes,
     phase: RxPhase,
-    /// Why the connection ended: the peer sends no more, or the connection is broken. Unconsumed
-    /// bytes are processed nevertheless.
-    end_reason: Option<DownReason>,
+    stream: StreamState,
     /// Passes without input since the last input.
     idle_passes: u32,
     /// Whether bytes were received since the last call of `take_has_received`.
     has_received: bool,
+}
+
+/// Whether more bytes are read from the socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum StreamState {
+    Open,
+    /// The peer has closed or reset the connection while this side did not read. The bytes in the
+    /// socket, which are the last ones, are read later.
+    PeerClosed,
+    /// Nothing more is read: the peer has sent no more, or the connection is broken. Unconsumed
+    /// bytes are processed nevertheless.
+    Ended(DownReason),
 }
 
 /// What the unconsumed bytes of a connection wait for.
@@ -67,7 +77,7 @@ impl RxState {
                 bytes: unconsumed,
                 consumed: 0,
             },
-            end_reason: None,
+            stream: StreamState::Open,
             has_received: false,
         }
     }
@@ -77,16 +87,34 @@ impl RxState {
     }
 
     pub(super) fn end_reason(&self) -> Option<DownReason> {
-        self.end_reason
+        match self.stream {
+            StreamState::Ended(reason) => Some(reason),
+            StreamState::Open | StreamState::PeerClosed => None,
+        }
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.end_reason.is_some()
+        matches!(self.stream, StreamState::Ended(_))
+    }
+
+    /// Returns whether the peer can send more bytes.
+    pub(super) fn is_open(&self) -> bool {
+        self.stream == StreamState::Open
+    }
+
+    /// Notes that the peer has closed or reset the connection. The bytes in the socket are the last
+    /// ones.
+    pub(super) fn set_peer_closed(&mut self) {
+        if self.is_open() {
+            self.stream = StreamState::PeerClosed;
+        }
     }
 
     /// Notes that nothing more is read from the socket. The first reason counts.
     pub(super) fn end(&mut self, reason: DownReason) {
-        self.end_reason.get_or_insert(reason);
+        if !self.has_ended() {
+            self.stream = StreamState::Ended(reason);
+        }
     }
 
     /// Returns the bytes that were read and not consumed.

@@ -163,10 +163,10 @@ impl TcpConnection {
         Some(len)
     }
 
-    /// Returns whether the connection has ended, and receives of rendezvous messages may have to be
-    /// failed (`fail_rendezvous_recvs`).
+    /// Returns whether the peer has ended the connection, and receives of rendezvous messages may
+    /// have to be failed (`fail_rendezvous_recvs`).
     pub(crate) fn has_unread_rendezvous_at_end(&self) -> bool {
-        self.rx.has_ended() && self.reader.accepts_rendezvous()
+        !self.rx.is_open() && self.reader.accepts_rendezvous() && self.has_no_more_responses()
     }
 
     /// Fails the receives of rendezvous messages whose bytes will not arrive.

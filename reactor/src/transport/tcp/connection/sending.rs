@@ -137,6 +137,9 @@ impl TcpConnection {
     ) -> bool {
         let moved = self.send_queued(queue, ctx);
         self.complete_written(ctx);
+        if !self.rx.is_open() {
+            self.close_write_after_peer();
+        }
         self.update_interest();
         moved
     }

@@ -114,6 +114,13 @@ impl UringIo {
         }
     }
 
+    /// Returns the number of bytes that io_uring has received and that were not read; `None` while
+    /// the receive has not ended.
+    fn unread_len(&self) -> Option<usize> {
+        let unread = self.received.iter().map(|lease| lease.len()).sum();
+        self.recv_state.op_id().is_none().then_some(unread)
+    }
+
     /// Cancels the receive. The connection is not read by calls before the receive's last
     /// completion.
     fn cancel_recv(&mut self) {
@@ -162,6 +169,16 @@ impl TcpConnection {
             Some(received) => received,
             None => self.socket.recv(into),
         }
+    }
+
+    /// Returns the number of bytes that have arrived and were not read; `None` while io_uring may
+    /// still receive some.
+    pub(super) fn unread_len(&self) -> Option<usize> {
+        let received = self
+            .uring_io
+            .as_ref()
+            .map_or(Some(0), UringIo::unread_len)?;
+        Some(received.saturating_add(self.socket.unread_len()))
     }
 
     /// Prepares for sleep: with io_uring, arms a multishot receive. Returns false when there is

@@ -245,7 +245,9 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
             } else if connection.end_reason().is_some() && !connection.has_held_messages() {
                 self.close_connection(ctx, connection_index);
                 moved += 1;
-            } else if connection.write_closed() && is_tx_connection {
+            } else if connection.write_closed()
+                && (is_tx_connection || connection.has_unanswerable_requests())
+            {
                 // Nothing can be sent any more, but received bytes may be unread.
                 self.on_write_closed(ctx, connection_index);
                 moved += 1;

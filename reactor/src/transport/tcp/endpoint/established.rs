@@ -21,6 +21,8 @@ impl TcpEndpoint {
         negotiated: (Negotiated, ByteOrder),
         trailing_bytes: Vec<u8>,
     ) -> usize {
+        // This may remove a connection, whose index becomes the next one.
+        self.replace_receive_only(ctx, peer);
         let token = TcpToken::Socket(self.connections.next_index() as u32).pack(self.id);
         let own_key = self.connections.generate_key();
         let name = self.peers[peer].address.clone();
@@ -131,24 +133,24 @@ impl TcpEndpoint {
     }
 
     /// Handles that nothing can be sent on a connection any more, while received bytes may be
-    /// unread: fails the peer's queued operations.
+    /// unread: fails the peer's queued operations if these use the connection, and the pending
+    /// requests if no response can be among the unread bytes.
     pub(super) fn on_write_closed(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         connection_index: usize,
     ) {
-        let Some(connection) = self.connections.established(connection_index) else {
+        let Some(connection) = self.connections.established_mut(connection_index) else {
             return;
         };
         let peer = connection.peer_index;
         let error = self.peers[peer].connection_error(connection);
-        self.fail_sends(ctx, peer, &error);
-        self.peers[peer].end_tx_connection(connection_index);
-        // Responses may still arrive, unless the stream has ended.
-        if let Some(connection) = self.connections.established_mut(connection_index)
-            && connection.end_reason().is_some()
-        {
+        if connection.has_no_more_responses() {
             connection.fail_requests(ctx, &error);
+        }
+        if self.peers[peer].tx_connection() == Some(connection_index) {
+            self.fail_sends(ctx, peer, &error);
+            self.peers[peer].end_tx_connection(connection_index);
         }
     }
 

@@ -274,6 +274,7 @@ impl TcpEndpoint {
                 if let Some(connection) = self.connections.established_mut(connection_index) {
                     connection.reset_idle();
                     connection.clear_write_blocked();
+                    connection.check_peer_closed();
                     self.connections.mark_active(connection_index);
                 }
             }

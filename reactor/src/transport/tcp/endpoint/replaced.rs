@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use fabric_core::transport::{EndpointContext, EngineContext};
 
+use super::super::connection::TcpConnection;
 use super::TcpEndpoint;
 
 /// Time between two checks of a replaced connection. A connection that has received nothing between
@@ -42,6 +43,26 @@ impl TcpEndpoint {
             self.close_and_discard_held(ctx, earlier);
         }
         self.receive_only(ctx, replaced);
+    }
+
+    /// Notes that a new connection with a peer replaces one that the peer has closed and that holds
+    /// messages.
+    pub(super) fn replace_receive_only(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        peer: usize,
+    ) {
+        let is_receive_only = |index: &usize| {
+            let connection = self.connections.established(*index);
+            !self.peers[peer].is_replaced(*index)
+                && connection.is_some_and(TcpConnection::is_receive_only)
+        };
+        let mut established = self.peers[peer].established().iter().copied();
+        if let Some(replaced) = established.find(is_receive_only)
+            && let Some(earlier) = self.peers[peer].set_replaced(replaced)
+        {
+            self.close_and_discard_held(ctx, earlier);
+        }
     }
 
     /// Ends the sends and requests of a replaced connection, and probes whether the peer still has
