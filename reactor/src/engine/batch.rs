@@ -44,7 +44,7 @@ pub struct PostBatch<'a> {
 impl DomainHandle {
     /// Locks the domain for a chunk of posts. `None` if one thread at a time uses the domain, and
     /// another thread does.
-    #[inline] // on the small-message path
+    #[inline(always)] // on the small-message path, and the batch is large
     #[must_use]
     pub fn batch(&self, ep: EpId) -> Option<PostBatch<'_>> {
         Some(PostBatch {

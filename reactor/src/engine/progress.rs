@@ -435,6 +435,7 @@ impl<'a> EngineGuard<'a> {
 
     /// Makes one pass for the application and polls the descriptors. Returns whether anything
     /// moved.
+    #[inline(always)] // part of each empty pass
     pub(crate) fn progress_once(&mut self) -> bool {
         self.disarm_for_poll();
         let moved = self.poll_fds() | self.progress();
@@ -444,16 +445,23 @@ impl<'a> EngineGuard<'a> {
     }
 
     /// Reports that two threads used the domain at the same time, unless an event has reported it.
+    #[inline]
     pub(crate) fn report_concurrent_use(&mut self) {
-        let flag = self.engine.owner.use_flag();
-        if flag.is_some_and(|flag| flag.concurrent_uses() > 0) && !self.concurrent_use_reported {
-            self.concurrent_use_reported = true;
-            let domain = &mut self.domain;
-            let deferred = &mut domain.deferred;
-            domain
-                .eqs
-                .push_of_domain(EventKind::ConcurrentUse, deferred);
+        if let Some(flag) = self.engine.owner.use_flag()
+            && flag.concurrent_uses() > 0
+            && !self.concurrent_use_reported
+        {
+            self.push_concurrent_use();
         }
+    }
+
+    #[cold]
+    fn push_concurrent_use(&mut self) {
+        self.concurrent_use_reported = true;
+        let domain = &mut self.domain;
+        domain
+            .eqs
+            .push_of_domain(EventKind::ConcurrentUse, &mut domain.deferred);
     }
 
     /// Disarms the domain: peers need not ring their doorbells from now on.

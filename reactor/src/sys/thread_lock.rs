@@ -213,8 +213,27 @@ impl<T, R: RawMutex> ThreadLock<T, R> {
         }
     }
 
+    /// Marks the value as accessed, if one thread owns it, which is this thread, and there is no
+    /// guard.
+    #[inline(always)] // on the small-message path
+    fn try_enter_as_owner(&self) -> bool {
+        let is_free = matches!(&self.owner, Owner::Thread(owner) if Some(*owner) == known_current_thread())
+            && !self.entered.load(Ordering::Relaxed);
+        if is_free {
+            self.entered.store(true, Ordering::Relaxed);
+        }
+        is_free
+    }
+
     #[inline(never)] // callers of shared locks stay short
     fn enter(&self, role: Role) {
+        if !self.try_enter_as_owner() {
+            self.enter_flag(role);
+        }
+    }
+
+    #[inline(never)] // owners of a value stay short
+    fn enter_flag(&self, role: Role) {
         let has_entered = match &self.owner {
             Owner::Serial(flag) => flag.enter(role),
             _ => self.try_mark_entered(),
@@ -226,6 +245,11 @@ impl<T, R: RawMutex> ThreadLock<T, R> {
 
     #[inline(never)] // callers of shared locks stay short
     fn enter_or_refuse(&self) -> bool {
+        self.try_enter_as_owner() || self.enter_flag_or_refuse()
+    }
+
+    #[inline(never)] // owners of a value stay short
+    fn enter_flag_or_refuse(&self) -> bool {
         if let Owner::Serial(flag) = &self.owner {
             return flag.enter_or_refuse();
         }
