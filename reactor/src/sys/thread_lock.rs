@@ -217,8 +217,11 @@ impl<T, R: RawMutex> ThreadLock<T, R> {
     /// guard.
     #[inline(always)] // on the small-message path
     fn try_enter_as_owner(&self) -> bool {
-        let is_free = matches!(&self.owner, Owner::Thread(owner) if Some(*owner) == known_current_thread())
-            && !self.entered.load(Ordering::Relaxed);
+        let Owner::Thread(owner) = &self.owner else {
+            return false;
+        };
+        let is_owner = Some(*owner) == known_current_thread();
+        let is_free = is_owner && !self.entered.load(Ordering::Relaxed);
         if is_free {
             self.entered.store(true, Ordering::Relaxed);
         }
