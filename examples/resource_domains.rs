@@ -1,4 +1,4 @@
-//! Resource domains: two threads, each with a queue and an endpoint that it alone uses.
+//! Resource domains: threads that each have a queue and an endpoint of their own.
 //!
 //!     cargo run --release --example resource_domains
 //!
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use fabric_async::thread_model::{Pinned, ThreadModel};
 use fabric_async::{AddressVector, CqBind, Domain, Fabric, Hints, Info, OpKind, Result, discover};
 
-const THREADS: usize = 2;
+const DEFAULT_THREADS: usize = 2;
 const BATCH: u64 = 32;
 const DEFAULT_BATCHES: u64 = 5_000;
 
@@ -24,6 +24,7 @@ struct Setup {
     info: Info,
     domain: Domain,
     av: AddressVector,
+    threads: usize,
     batches: u64,
     start: Arc<Barrier>,
 }
@@ -61,7 +62,7 @@ impl Setup {
 
     /// Runs each thread with objects of the domain, or with a resource domain.
     fn run(&self, with_resource_domains: bool) -> Result<Duration> {
-        let threads = [(); THREADS].map(|()| {
+        let spawn = |_| {
             let setup = self.clone();
             thread::spawn(move || {
                 let mut runtime = tokio::runtime::Builder::new_current_thread();
@@ -75,7 +76,8 @@ impl Setup {
                     }
                 })
             })
-        });
+        };
+        let threads: Vec<_> = (0..self.threads).map(spawn).collect();
         let mut longest = Duration::ZERO;
         for thread in threads {
             longest = longest.max(thread.join().expect("the thread does not panic")?);
@@ -87,13 +89,12 @@ impl Setup {
 #[tokio::main]
 async fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let (mut provider, mut batches) = ("shm", DEFAULT_BATCHES);
+    let (mut provider, mut threads, mut batches) = ("shm", DEFAULT_THREADS, DEFAULT_BATCHES);
     for option in args.chunks(2) {
         match option {
             [flag, name] if flag == "--provider" => provider = name,
-            [flag, count] if flag == "--batches" => {
-                batches = count.parse().unwrap_or_else(|_| usage());
-            }
+            [flag, count] if flag == "--threads" => threads = number(count) as usize,
+            [flag, count] if flag == "--batches" => batches = number(count),
             _ => usage(),
         }
     }
@@ -101,22 +102,31 @@ async fn main() -> Result<()> {
     let domain = Fabric::open(&info)?.domain(&info)?;
     let setup = Setup {
         av: domain.address_vector()?,
-        start: Arc::new(Barrier::new(THREADS)),
+        start: Arc::new(Barrier::new(threads)),
         info,
         domain,
+        threads,
         batches,
     };
-    let messages = THREADS as u64 * batches * BATCH;
+    let messages = threads as u64 * batches * BATCH;
     for (place, with_resource_domains) in [("one domain", false), ("a resource domain each", true)]
     {
         let time = setup.run(with_resource_domains)?;
-        println!("{THREADS} threads, {place}: {messages} messages in {time:?}");
+        println!("{threads} threads, {place}: {messages} messages in {time:?}");
     }
     assert_eq!(setup.domain.children().to_string(), "1 address vector");
     Ok(())
 }
 
+/// Parses a number above 0.
+fn number(text: &str) -> u64 {
+    match text.parse() {
+        Ok(number) if number > 0 => number,
+        _ => usage(),
+    }
+}
+
 fn usage() -> ! {
-    eprintln!("usage: resource_domains [--provider shm|tcp|udp] [--batches N]");
+    eprintln!("usage: resource_domains [--provider shm|tcp|udp] [--threads N] [--batches N]");
     std::process::exit(2);
 }

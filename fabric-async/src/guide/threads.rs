@@ -87,8 +87,8 @@
 //! A [resource domain](crate::resource_domain) is a part of a domain with a lock, a driver and,
 //! over `tcp`, an io_uring instance of its own. Take one for each thread that uses its own
 //! endpoints and queues (`FI_THREAD_COMPLETION`), when the threads share a domain: its address
-//! vectors, its memory regions, its limits and its event queue. Either thread model is possible,
-//! for each resource domain.
+//! vectors, its memory regions, its limits and its event queue. Each resource domain has a thread
+//! model of its own.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -63,7 +63,7 @@ use super::endpoint_table::EndpointTable;
 use super::state::domain_state::DomainState;
 use super::state::pending_work::FollowUp;
 use super::state::regions::SharedRegions;
-use super::updates::UpdateQueue;
+use super::state::update_queue::UpdateQueue;
 use super::wait_policy::{PollSpinner, ReservedCore};
 use crate::sys::EpollSet;
 use crate::sys::fork_guard::ForkGuard;

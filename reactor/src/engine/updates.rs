@@ -8,8 +8,6 @@
 //! an update at once. For an engine that another thread owns, the update is queued and the driver
 //! is woken; the engine applies the update when its thread locks it next.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use fabric_core::transport::WaitSet;
@@ -18,52 +16,7 @@ use fabric_core::{Address, FiAddr};
 use super::driver::DomainWaker;
 use super::progress::{Engine, EngineGuard};
 use super::state::bindings::AvId;
-
-/// A change that another engine of the domain applies.
-#[derive(Debug)]
-pub(crate) enum Update {
-    /// Insert this address, which gets this handle, into the copy of a vector.
-    InsertAddress(AvId, FiAddr, Address),
-    /// Remove a handle from the copy of a vector.
-    RemoveAddress(AvId, FiAddr),
-    /// Close the copy of a vector.
-    CloseAv(AvId),
-    /// A region was closed or unlocked, for which accesses may wait.
-    RegionChanged,
-}
-
-/// The updates that an engine has not applied.
-#[derive(Debug, Default)]
-pub(crate) struct UpdateQueue {
-    updates: Mutex<VecDeque<Update>>,
-    /// Whether there are updates. Written under the lock of `updates`.
-    has_updates: AtomicBool,
-}
-
-impl UpdateQueue {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Update>> {
-        self.updates.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn push(&self, update: Update) {
-        let mut updates = self.lock();
-        updates.push_back(update);
-        self.has_updates.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns whether there are updates. An update that was pushed before something that this
-    /// thread has synchronized with is seen.
-    #[inline]
-    pub(crate) fn has_updates(&self) -> bool {
-        self.has_updates.load(Ordering::Relaxed)
-    }
-
-    fn take(&self) -> VecDeque<Update> {
-        let mut updates = self.lock();
-        self.has_updates.store(false, Ordering::Relaxed);
-        std::mem::take(&mut *updates)
-    }
-}
+use super::state::update_queue::{Update, UpdateQueue};
 
 /// Updates an engine from any thread, and does not keep it open.
 #[derive(Clone, Debug)]

@@ -13,6 +13,7 @@
 //! | `multi_recv`, `flush`, `loans` | multi-receives; flushes; tasks that wait for memory of loans |
 //! | `pending_work`, `access_changes` | work that calls leave behind; retries of what transports hold |
 //! | `arrival_timer` | messages that stop arriving |
+//! | `update_queue` | updates from other threads |
 //! | `deferred`, `trace` | actions after unlocking; `tracing` events |
 //! | `id_map` | objects by id |
 
@@ -42,3 +43,4 @@ mod sender_names;
 mod shared_peers;
 pub(crate) mod trace;
 pub(crate) mod tx_credits;
+pub(crate) mod update_queue;
