@@ -5,7 +5,7 @@ use std::future::IntoFuture;
 
 use bytes::BytesMut;
 use fabric_async::atomic::AtomicOp;
-use fabric_async::{Access, CompletionQueue, Endpoint, Error, OpKind};
+use fabric_async::{Access, Address, CompletionQueue, Endpoint, Error, OpKind};
 use futures_util::StreamExt;
 
 use crate::connected_pair;
@@ -219,11 +219,15 @@ pub(crate) async fn one_sided_operations_end_with_the_last_handle(setup: Setup) 
 
 pub(crate) async fn operation_does_not_keep_objects_open(setup: Setup) {
     let fixture = setup.open_endpoint().await;
-    let name = fixture.ep.name().clone();
-    let receive = fixture.ep.recv().start().unwrap();
-    let ended = fixture.ep.recv().start().unwrap();
+    // Another test may get a free port of 127.0.0.1 while the name is free.
+    let name: Address = setup.unique_address("handles").parse().unwrap();
+    let builder = fixture.domain.endpoint(&fixture.info).unwrap();
+    let builder = builder.name(&name).unwrap().bind_av(&fixture.av).unwrap();
+    let named = builder.enable().unwrap();
+    let receive = named.recv().start().unwrap();
+    let ended = named.recv().start().unwrap();
     let fabric = fixture.fabric.clone();
-    drop(fixture);
+    drop((named, fixture));
     assert_eq!(ended.await.unwrap_err().error, Error::Canceled);
     assert_eq!(fabric.children().total(), 0, "{}", fabric.children());
     fabric.close().unwrap();
