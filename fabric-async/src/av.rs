@@ -155,12 +155,14 @@ impl AvInner {
             return Ok(copy.id);
         }
         let table = self.domain.engine.copy_av(self.id)?;
-        let id = domain.engine.open_av_copy(table);
+        let (id, end) = domain.engine.open_av_copy(table);
         copies.push(AvCopy {
             domain_id,
             id,
             updates: domain.engine.updates(),
         });
+        drop(copies);
+        drop(end);
         Ok(id)
     }
 
@@ -168,31 +170,40 @@ impl AvInner {
     /// it is new.
     fn insert_addresses(&self, addresses: Vec<Result<Address>>) -> Vec<Result<(FiAddr, bool)>> {
         let copies = self.lock_copies();
-        let inserted = self.domain.engine.insert_addresses(self.id, &addresses);
+        let (inserted, mut ends) = self.domain.engine.insert_addresses(self.id, &addresses);
         for copy in &*copies {
             for (address, inserted) in addresses.iter().zip(&inserted) {
                 if let (Ok(address), Ok((addr, true))) = (address, inserted) {
-                    copy.updates.insert_address(copy.id, *addr, address);
+                    ends.push(copy.updates.insert_address(copy.id, *addr, address));
                 }
             }
         }
+        // Tasks are woken without the lock.
+        drop(copies);
+        drop(ends);
         inserted
     }
 
     /// Removes a peer from the vector and its copies.
     fn remove(&self, peer: FiAddr) -> Result<Address> {
         let copies = self.lock_copies();
-        let address = self.domain.engine.remove_address(self.id, peer)?;
-        for copy in &*copies {
-            copy.updates.remove_address(copy.id, peer);
+        let (removed, end) = self.domain.engine.remove_address(self.id, peer);
+        let mut ends = vec![end];
+        if removed.is_ok() {
+            let updates = copies.iter();
+            ends.extend(updates.map(|copy| copy.updates.remove_address(copy.id, peer)));
         }
-        Ok(address)
+        // Tasks are woken without the lock.
+        drop(copies);
+        drop(ends);
+        removed
     }
 
     /// Closes the vector and its copies.
     fn close(&self) {
-        for copy in self.lock_copies().drain(..) {
-            copy.updates.close_av(copy.id);
+        let copies = std::mem::take(&mut *self.lock_copies());
+        for copy in copies {
+            drop(copy.updates.close_av(copy.id));
         }
         self.domain.engine.close_av(self.id);
     }

@@ -1,6 +1,8 @@
 //! Resource domains: parts of a domain with an engine of their own.
 
-use std::sync::mpsc;
+use std::pin::pin;
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -417,5 +419,34 @@ async fn force_low_latency_reserves_a_core_or_is_refused() {
         let (sent, got) = tokio::join!(ep.send(me, "hello"), ep.recv());
         sent.unwrap();
         assert_eq!(&got.unwrap()[..], b"hello");
+    }
+}
+
+/// A waker that inserts an address, as a waker that runs its task at once may do.
+struct InsertingWaker(AddressVector);
+
+impl Wake for InsertingWaker {
+    fn wake(self: Arc<Self>) {
+        self.0.insert("shm://inserted-by-a-waker").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn waker_may_change_the_vector_whose_change_calls_it() {
+    let (info, domain) = open(Hints::new().provider("shm"));
+    let part = domain.resource_domain().open().unwrap();
+    for of in [&domain, &part] {
+        let av = domain.address_vector().unwrap();
+        let peer = av.insert("shm://removed").unwrap();
+        let ep = endpoint(of, &info, &av);
+        let receive = ep.recv_into(vec![0; 8]).from(peer).start().unwrap();
+        let mut receive = pin!(receive);
+        let waker = Waker::from(Arc::new(InsertingWaker(av.clone())));
+        let mut context = Context::from_waker(&waker);
+        assert!(receive.as_mut().poll(&mut context).is_pending());
+        av.remove(peer).unwrap();
+        assert_eq!(av.peers().len(), 1, "the waker has inserted an address");
+        let failed = receive.await.unwrap_err();
+        assert_eq!(failed.error, Error::StaleAddress(peer));
     }
 }

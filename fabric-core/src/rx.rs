@@ -64,7 +64,7 @@ use peer_memory::{PeerCopies, UnmappedUnexpected};
 use peers::QueuePeers;
 
 pub use budget::BudgetGroup;
-pub use claim::{ClaimId, ProbeKind};
+pub use claim::ClaimId;
 pub use engine::{Incarnation, MultiRecvSplit, RxEngine};
 pub use over_budget::PeerOverBudget;
 pub use partial::PartialId;
@@ -495,9 +495,7 @@ impl RxQueue {
         if self.drops_declined {
             return false;
         }
-        let is_new = self.held.add(envelope, || self.matcher.next_arrival());
-        // A claim that has waited for the limit of the budget may find the message now.
-        if is_new || self.probes.any_for_claim() && !self.budget.is_exceeded() {
+        if self.held.add(envelope, || self.matcher.next_arrival()) {
             self.check_probes(engine);
         }
         self.decline()

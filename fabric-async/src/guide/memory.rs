@@ -272,8 +272,7 @@
 //!   connections that wait now.
 //! * Posting a receive that accepts the message takes it out of the ring. A
 //!   [probe](Endpoint::probe) finds the message and leaves it there. For a claim the endpoint
-//!   buffers the message beyond the budget. While the budget is exceeded, other claims of such
-//!   messages wait: receive or discard a claimed message before the next claim.
+//!   buffers the message beyond the budget.
 //! * A message longer than the share of a peer is not buffered: it waits for its receive.
 //! * A receive takes a buffered message before one that waits in its connection. But a message that
 //!   waits is passed by later messages of other peers only a limited number of times: it is

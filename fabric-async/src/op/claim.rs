@@ -10,7 +10,7 @@ use std::task::{Context, Poll, ready};
 use fabric_core::buf::{IoBufMut, PooledBuf};
 use fabric_core::completion::{Failed, Transfer};
 use fabric_core::matching::RecvSpec;
-use fabric_core::rx::{ClaimId, ProbeKind};
+use fabric_core::rx::ClaimId;
 use fabric_core::{Error, FiAddr, Result};
 use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 
@@ -22,10 +22,6 @@ use crate::thread_model::{Shared, ThreadModel};
 
 /// A claim of a message for one receive (`FI_PEEK | FI_CLAIM`,
 /// [`Request::claim`](crate::Request::claim)). An awaited claim waits for a matching message.
-///
-/// A claim has a message beyond the budget for unexpected messages buffered, but no other such
-/// message while the budget is exceeded: the next claim waits until the first message was received
-/// or discarded. So a task that claims several messages receives each one before the next claim.
 ///
 /// # Errors
 /// As of a [probe](crate::Endpoint::probe); [`Error::OutOfMemory`] if there is no memory for a
@@ -50,8 +46,7 @@ impl MatchingOp for ClaimOp {
 
 /// # Claims
 impl<M: ThreadModel> Request<'_, ClaimOp, (), M> {
-    /// Claims the first matching message without waiting; `None` if there is none now, or if the
-    /// message has to wait because an earlier claim exceeds the budget.
+    /// Claims the first matching message without waiting; `None` if there is none now.
     ///
     /// # Errors
     /// As of a [probe](crate::Endpoint::probe); [`Error::OutOfMemory`] if there is no memory for a
@@ -82,7 +77,7 @@ impl<'a, M: ThreadModel> IntoFuture for Request<'a, ClaimOp, (), M> {
 
     fn into_future(self) -> Claiming<'a, M> {
         Claiming {
-            probing: Probing::new(self.ep, self.op.spec, ProbeKind::Claim),
+            probing: Probing::new(self.ep, self.op.spec),
         }
     }
 }

@@ -10,7 +10,6 @@ use std::task::{Context, Poll, ready};
 use fabric_core::Result;
 use fabric_core::completion::Transfer;
 use fabric_core::matching::RecvSpec;
-use fabric_core::rx::ProbeKind;
 use fabric_core::transport::OpKey;
 use tokio::task::coop;
 
@@ -69,7 +68,7 @@ impl<'a, M: ThreadModel> IntoFuture for Request<'a, ProbeOp, (), M> {
     type IntoFuture = Probing<'a, M>;
 
     fn into_future(self) -> Probing<'a, M> {
-        Probing::new(self.ep, self.op.spec, ProbeKind::Peek)
+        Probing::new(self.ep, self.op.spec)
     }
 }
 
@@ -78,18 +77,16 @@ impl<'a, M: ThreadModel> IntoFuture for Request<'a, ProbeOp, (), M> {
 pub struct Probing<'a, M: ThreadModel = Shared> {
     ep: &'a Arc<EndpointInner>,
     spec: RecvSpec,
-    kind: ProbeKind,
     /// `None` before the first poll, and after the future has resolved.
     key: Option<OpKey>,
     model: PhantomData<M>,
 }
 
 impl<'a, M: ThreadModel> Probing<'a, M> {
-    pub(super) fn new(ep: &'a Arc<EndpointInner>, spec: RecvSpec, kind: ProbeKind) -> Self {
+    pub(super) fn new(ep: &'a Arc<EndpointInner>, spec: RecvSpec) -> Self {
         Self {
             ep,
             spec,
-            kind,
             key: None,
             model: PhantomData,
         }
@@ -113,11 +110,7 @@ impl<M: ThreadModel> Future for Probing<'_, M> {
             Some(key) => key,
             None => {
                 self.ep.check_recv(&self.spec)?;
-                let key = self
-                    .ep
-                    .domain
-                    .engine
-                    .probe(self.ep.id, self.spec, self.kind)?;
+                let key = self.ep.domain.engine.probe(self.ep.id, self.spec)?;
                 *self.key.insert(key)
             }
         };

@@ -272,36 +272,6 @@ pub(crate) async fn probe_finds_message_over_budget(setup: Setup) {
     }
 }
 
-/// Several tasks claim messages beyond the budget. At most one of them exceeds the budget at a
-/// time, and all are received.
-pub(crate) async fn one_claim_exceeds_the_budget(setup: Setup) {
-    const OVER: usize = 17 << 20;
-    const COUNT: usize = 4;
-    let b = setup.open_endpoint().await;
-    let mut senders = Vec::new();
-    for number in 0..COUNT {
-        let a = setup.open_endpoint().await;
-        let to_b = a.add_peer(&b).await;
-        let message = vec![number as u8; OVER];
-        let sent = a.ep.send(to_b, message).tag(number as u64).start();
-        senders.push((sent.unwrap(), a));
-    }
-    let claims = (0..COUNT).map(async |number| {
-        let claimed = b.ep.probe().tag(number as u64).claim().await.unwrap();
-        for _ in 0..20 {
-            let used = b.ep.stats().unexpected_bytes;
-            assert!(used < 2 * OVER, "{used}");
-            yield_times(1).await;
-        }
-        let received = claimed.recv().await.unwrap();
-        assert!(received.len() == OVER && all_bytes_equal(&received, number as u8));
-    });
-    join_all(claims).await;
-    for (sent, _sender) in senders {
-        sent.await.unwrap();
-    }
-}
-
 pub(crate) async fn concurrent_claims_take_each_message_once(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     const COUNT: u64 = 200;

@@ -129,12 +129,6 @@ impl UnexpectedBudget {
         self.used
     }
 
-    /// Returns whether more than the limit is used, because of a claimed message or of messages
-    /// that were requeued.
-    pub(super) fn is_exceeded(&self) -> bool {
-        self.used > self.limit
-    }
-
     /// Returns whether a message of this cost of this peer may be buffered.
     pub(super) fn admit(&self, peer: PeerKey, cost: usize) -> Admission {
         let own = self.used_by(peer);

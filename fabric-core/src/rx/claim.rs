@@ -6,10 +6,7 @@
 //! claimed message is later received, discarded, or requeued at its old place.
 //!
 //! A held message that is claimed is buffered, even over the budget: a program that asks for a
-//! message's length before it allocates a buffer must get the longest message too. But one such
-//! message exceeds the limit of the budget at a time: while it does, a claim finds no held message,
-//! and waits until the limit is kept. So the messages of a queue use at most the budget and one
-//! message. The limit is that of the queue because its budget is.
+//! message's length before it allocates a buffer must get the longest message too.
 
 use crate::address::FiAddr;
 use crate::completion::{Outcome, Transfer};
@@ -46,45 +43,22 @@ pub(super) struct ClaimTable {
     next_id: u64,
 }
 
-/// What follows a probe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProbeKind {
-    /// Nothing: the message stays where it is.
-    Peek,
-    /// A claim of the message that was found.
-    Claim,
-}
-
 /// Posted probes that have found no message.
 #[derive(Debug, Default)]
-pub(super) struct Probes(Vec<(OpKey, RecvSpec, ProbeKind)>);
+pub(super) struct Probes(Vec<(OpKey, RecvSpec)>);
 
 impl Probes {
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
-
-    /// Returns whether a probe for a claim is posted.
-    pub(super) fn any_for_claim(&self) -> bool {
-        self.0.iter().any(|(.., kind)| *kind == ProbeKind::Claim)
-    }
 }
 
 impl RxQueue {
     /// Posts a probe, which completes with the description of a message as soon as one matches.
-    /// The probe for a claim finds only a message that can be claimed now.
-    pub fn probe(
-        &mut self,
-        engine: &mut impl RxEngine,
-        op: OpKey,
-        spec: RecvSpec,
-        kind: ProbeKind,
-    ) {
+    pub fn probe(&mut self, engine: &mut impl RxEngine, op: OpKey, spec: RecvSpec) {
         let buffered = self.matcher.unexpected_for_new(&spec).map(|(key, _)| key);
-        let can_hold = kind == ProbeKind::Peek || !self.budget.is_exceeded();
-        let held = can_hold.then(|| self.find_next_held(engine, (&spec, None), buffered));
-        let found = match held.flatten() {
+        let found = match self.find_next_held(engine, (&spec, None), buffered) {
             Some(next) => self.held.set_probed(next),
             None => {
                 let buffered = buffered.and_then(|key| self.matcher.unexpected.get_mut(key));
@@ -99,7 +73,7 @@ impl RxQueue {
         }
         match spec.from.and_then(|from| engine.departing_address(from)) {
             Some(peer) => engine.complete(op, Outcome::failed(Error::PeerGone(peer))),
-            None => self.probes.0.push((op, spec, kind)),
+            None => self.probes.0.push((op, spec)),
         }
     }
 
@@ -111,7 +85,7 @@ impl RxQueue {
 
     /// Cancels a probe that has found no message. Returns false when it is not posted.
     pub(super) fn cancel_probe(&mut self, op: OpKey) -> bool {
-        let at = self.probes.0.iter().position(|(probe, ..)| *probe == op);
+        let at = self.probes.0.iter().position(|(probe, _)| *probe == op);
         at.map(|at| self.probes.0.remove(at)).is_some()
     }
 
@@ -125,8 +99,8 @@ impl RxQueue {
 
     #[cold]
     fn complete_probes(&mut self, engine: &mut impl RxEngine) {
-        for (op, spec, kind) in std::mem::take(&mut self.probes.0) {
-            self.probe(engine, op, spec, kind);
+        for (op, spec) in std::mem::take(&mut self.probes.0) {
+            self.probe(engine, op, spec);
         }
     }
 
@@ -136,22 +110,20 @@ impl RxQueue {
         engine: &mut impl RxEngine,
         error_for: impl Fn(&RecvSpec) -> Option<Error>,
     ) {
-        for (op, spec, kind) in std::mem::take(&mut self.probes.0) {
+        for (op, spec) in std::mem::take(&mut self.probes.0) {
             match error_for(&spec) {
                 Some(error) => engine.complete(op, Outcome::failed(error)),
-                None => self.probes.0.push((op, spec, kind)),
+                None => self.probes.0.push((op, spec)),
             }
         }
     }
 
-    /// Prepares a [`claim`](Self::claim) of the message that a probe for it has found. If that is a
-    /// held one, the engine has [`next_held`](Self::next_held) delivered, which is buffered, and
-    /// calls [`end_next_held`](Self::end_next_held).
+    /// Prepares a [`claim`](Self::claim) of the message that a probe has found. If that is a held
+    /// one, the engine has [`next_held`](Self::next_held) delivered, which is buffered, and calls
+    /// [`end_next_held`](Self::end_next_held).
     pub fn prepare_claim(&mut self, engine: &impl RxEngine, spec: &RecvSpec) {
         let buffered = self.matcher.unexpected_for_new(spec).map(|(key, _)| key);
-        if !self.budget.is_exceeded()
-            && let Some(next) = self.find_next_held(engine, (spec, None), buffered)
-        {
+        if let Some(next) = self.find_next_held(engine, (spec, None), buffered) {
             self.held.set_next(next, NextFor::Claim);
         }
     }

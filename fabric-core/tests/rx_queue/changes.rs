@@ -2,7 +2,7 @@
 
 use fabric_core::av::AddressTable;
 use fabric_core::matching::{Envelope, PeerKey};
-use fabric_core::rx::{BudgetGroup, ClaimId, PartialId, ProbeKind};
+use fabric_core::rx::{BudgetGroup, ClaimId, PartialId};
 use fabric_core::transport::OpKey;
 use fabric_core::{Address, Error, FiAddr, Scheme};
 use proptest::prelude::*;
@@ -117,9 +117,7 @@ impl Model {
             }
             Call::Probe(tag) => {
                 let op = fixture.new_op();
-                fixture
-                    .rx
-                    .probe(&mut fixture.engine, op, spec(tag_of(tag)), ProbeKind::Peek);
+                fixture.rx.probe(&mut fixture.engine, op, spec(tag_of(tag)));
                 fixture.rx.end_next_held(&mut fixture.engine);
                 self.posted.push(op);
             }

@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 
 use fabric_core::Error;
 use fabric_core::matching::PeerKey;
-use fabric_core::rx::ProbeKind;
 use fabric_core::transport::OpKey;
 use proptest::prelude::*;
 
@@ -188,7 +187,7 @@ impl Model {
         let before = self.fixture.rx.unexpected();
         let op = self.fixture.new_op();
         let Fixture { rx, engine, .. } = &mut self.fixture;
-        rx.probe(engine, op, spec(tag), ProbeKind::Peek);
+        rx.probe(engine, op, spec(tag));
         // A probe buffers nothing.
         assert_eq!((rx.next_held(), rx.unexpected()), (None, before));
         // The lengths of the messages differ.
@@ -465,7 +464,7 @@ fn claimed_messages_that_stall_get_their_turn_less_often() {
         assert!(fixture.deliver(100, 1, &[1; 100]));
         let (probe, op) = (fixture.new_op(), fixture.new_op());
         let Fixture { rx, engine } = &mut fixture;
-        rx.probe(engine, probe, spec(None), ProbeKind::Peek);
+        rx.probe(engine, probe, spec(None));
         rx.prepare_claim(engine, &spec(None));
         let next = rx.next_held();
         let begun = next.and_then(|PeerKey(peer)| rx.begin_partial(engine, held(peer)));
@@ -531,9 +530,7 @@ fn dropped_message_leaves_no_place() {
     let mut fixture = Fixture::with_budget(BUDGET);
     fixture.rx.set_drops_declined();
     let probe = fixture.new_op();
-    fixture
-        .rx
-        .probe(&mut fixture.engine, probe, spec(None), ProbeKind::Peek);
+    fixture.rx.probe(&mut fixture.engine, probe, spec(None));
     assert!(!fixture.deliver(1, 1, &[1; BUDGET]));
     assert!(!fixture.rx.has_peers_over_budget() && !fixture.rx.take_declined());
     assert!(fixture.deliver(2, 1, b"older"));
@@ -556,7 +553,7 @@ fn probes_find_held_messages_and_claims_buffer_them() {
     let probe = |fixture: &mut Fixture| {
         let probe = fixture.new_op();
         let Fixture { rx, engine } = fixture;
-        rx.probe(engine, probe, spec(None), ProbeKind::Peek);
+        rx.probe(engine, probe, spec(None));
         probe
     };
     let waiting = [probe(&mut fixture), probe(&mut fixture)];
@@ -583,54 +580,6 @@ fn probes_find_held_messages_and_claims_buffer_them() {
     assert_eq!(fixture.received_len(op), Some(BUDGET));
 }
 
-/// While a claimed message exceeds the budget, other held messages are probed, but not claimed.
-/// They are claimed once the first message was received, discarded or could be buffered.
-#[test]
-fn one_claimed_message_exceeds_the_budget() {
-    let mut fixture = Fixture::with_budget(BUDGET);
-    for peer in 1..4 {
-        assert!(!fixture.deliver(peer, peer.into(), &[1; BUDGET]));
-    }
-    let probe = |fixture: &mut Fixture, peer: u64, kind| {
-        let probe = fixture.new_op();
-        let Fixture { rx, engine } = fixture;
-        rx.probe(engine, probe, spec(Some(peer)), kind);
-        probe
-    };
-    let claim = |fixture: &mut Fixture, peer: u32| {
-        let spec = spec(Some(peer.into()));
-        fixture.rx.prepare_claim(&fixture.engine, &spec);
-        if fixture.rx.next_held().is_some() {
-            assert!(fixture.deliver(peer, peer.into(), &[1; BUDGET]));
-            fixture.rx.end_next_held(&mut fixture.engine);
-        }
-        fixture.rx.claim(&spec).map(|(claim, _)| claim)
-    };
-    let is_found = |fixture: &Fixture, probe| fixture.engine.outcome(probe).is_some();
-    let first = probe(&mut fixture, 1, ProbeKind::Claim);
-    assert!(is_found(&fixture, first));
-    let first = claim(&mut fixture, 1).unwrap();
-    let used = fixture.rx.unexpected().1;
-    let waiting = [2, 3].map(|peer| probe(&mut fixture, peer, ProbeKind::Claim));
-    assert_eq!(waiting.map(|probe| is_found(&fixture, probe)), [false; 2]);
-    let found = probe(&mut fixture, 2, ProbeKind::Peek);
-    assert!(is_found(&fixture, found) && claim(&mut fixture, 2).is_none());
-    // A try of a transport does not end the wait, before the queue has changed.
-    assert!(!fixture.deliver(2, 2, &[1; BUDGET]));
-    assert!(!is_found(&fixture, waiting[0]));
-    assert_eq!(fixture.rx.unexpected().1, used);
-    fixture.rx.discard_claimed(first);
-    assert!(!fixture.deliver(2, 2, &[1; BUDGET]));
-    assert_eq!(waiting.map(|probe| is_found(&fixture, probe)), [true; 2]);
-    let second = claim(&mut fixture, 2).unwrap();
-    assert!(claim(&mut fixture, 3).is_none());
-    assert_eq!(fixture.rx.unexpected().1, used);
-    let op = fixture.new_op();
-    let Fixture { rx, engine } = &mut fixture;
-    rx.receive_claimed(engine, op, second);
-    assert!(claim(&mut fixture, 3).is_some());
-}
-
 /// If there is no memory for a held message that is claimed, the message has to wait for its turn.
 #[test]
 fn claim_without_memory_is_declined() {
@@ -638,9 +587,7 @@ fn claim_without_memory_is_declined() {
     let mut fixture = Fixture::with_budget(BUDGET);
     assert!(!fixture.deliver_envelope(envelope(1, 1, TOO_LONG)));
     let found = fixture.new_op();
-    fixture
-        .rx
-        .probe(&mut fixture.engine, found, spec(None), ProbeKind::Peek);
+    fixture.rx.probe(&mut fixture.engine, found, spec(None));
     assert!(fixture.engine.outcome(found).is_some());
     assert!(fixture.deliver(2, 1, b"short"));
     let Fixture { rx, engine } = &mut fixture;

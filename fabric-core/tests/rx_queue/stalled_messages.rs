@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use fabric_core::buf::{CopySource, PeerMemory};
 use fabric_core::matching::PeerKey;
-use fabric_core::rx::{PartialId, ProbeKind};
+use fabric_core::rx::PartialId;
 use fabric_core::transport::OpKey;
 use fabric_core::{Error, Result};
 use proptest::prelude::*;
@@ -92,7 +92,7 @@ fn posted_receive_takes_a_whole_message_before_an_arriving_one() {
     let arriving = fixture.begin(4, 7, 10_000, 5000);
     let probe = fixture.new_op();
     let Fixture { rx, engine } = &mut fixture;
-    rx.probe(engine, probe, spec(Some(7)), ProbeKind::Peek);
+    rx.probe(engine, probe, spec(Some(7)));
     assert_eq!(engine.outcome(probe).unwrap().transfer.len, 10_000);
     assert!(fixture.deliver(2, 7, b"whole"));
     let receive = fixture.post(Some(7));

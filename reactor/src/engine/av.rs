@@ -15,7 +15,7 @@ use fabric_core::transport::EpId;
 use fabric_core::{Address, FiAddr, Result};
 
 use super::domain::DomainHandle;
-use super::progress::EngineState;
+use super::progress::{CallEnd, EngineState};
 use super::state::bindings::AvId;
 
 /// The addresses that are inserted before the lock is released: a long list delays no other task
@@ -111,9 +111,10 @@ impl DomainHandle {
 
     /// Opens a copy of a vector, with the same handles. The caller applies each later change of the
     /// vector to the copy, in the same order; then the copy assigns the same handles.
-    #[must_use]
-    pub fn open_av_copy(&self, table: AddressTable) -> AvId {
-        self.engine().lock().domain.avs.open_copy(table)
+    pub fn open_av_copy(&self, table: AddressTable) -> (AvId, CallEnd) {
+        let mut state = self.engine().lock();
+        let id = state.domain.avs.open_copy(table);
+        (id, state.finish_later())
     }
 
     /// Returns the addresses of a vector with their handles, for [`open_av_copy`] in another
@@ -138,34 +139,40 @@ impl DomainHandle {
     /// new to the vector (`fi_av_insert` with `FI_SYNC_ERR`). The error of an entry stays, and an
     /// address that cannot be inserted becomes an error. An insertion takes the same time whatever
     /// the number of addresses in the vector.
-    #[must_use]
     pub fn insert_addresses(
         &self,
         av: AvId,
         addresses: &[Result<Address>],
-    ) -> Vec<Result<(FiAddr, bool)>> {
+    ) -> (Vec<Result<(FiAddr, bool)>>, Vec<CallEnd>) {
         let mut inserted = Vec::with_capacity(addresses.len());
+        let mut ends = Vec::new();
         for chunk in addresses.chunks(INSERTS_PER_LOCK) {
-            let refused = self.try_with_engine(|state| {
-                inserted.extend(chunk.iter().map(|address| {
-                    let address = address.as_ref().map_err(Clone::clone)?;
-                    state.insert_address(av, address)
-                }));
-                Ok(())
-            });
-            if let Err(error) = refused {
-                inserted.extend(chunk.iter().map(|_| Err(error.clone())));
+            match self.lock_or_refuse() {
+                Ok(mut state) => {
+                    inserted.extend(chunk.iter().map(|address| {
+                        let address = address.as_ref().map_err(Clone::clone)?;
+                        state.insert_address(av, address)
+                    }));
+                    ends.push(state.finish_later());
+                }
+                Err(error) => inserted.extend(chunk.iter().map(|_| Err(error.clone()))),
             }
         }
-        inserted
+        (inserted, ends)
     }
 
     /// Removes an address (`fi_av_remove`).
     ///
     /// # Errors
     /// [`Error::StaleAddress`](fabric_core::Error::StaleAddress).
-    pub fn remove_address(&self, av: AvId, addr: FiAddr) -> Result<Address> {
-        self.try_with_engine(|state| state.remove_address(av, addr))
+    pub fn remove_address(&self, av: AvId, addr: FiAddr) -> (Result<Address>, CallEnd) {
+        match self.lock_or_refuse() {
+            Ok(mut state) => {
+                let removed = state.remove_address(av, addr);
+                (removed, state.finish_later())
+            }
+            Err(error) => (Err(error), CallEnd::default()),
+        }
     }
 
     /// Returns the address behind a handle (`fi_av_lookup`).

@@ -12,7 +12,7 @@ use fabric_core::Result;
 use fabric_core::buf::IoBufMut;
 use fabric_core::completion::{Failed, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
-use fabric_core::rx::{ClaimId, ProbeKind};
+use fabric_core::rx::ClaimId;
 use fabric_core::transport::{EpId, OpKey, RxEngine};
 use fabric_core::tree::Class;
 
@@ -22,20 +22,20 @@ use super::progress::EngineGuard;
 use super::state::ops::{CompletionTarget, CreditMode, OpPhase, OpResult, OpState};
 
 impl EngineGuard<'_> {
-    fn probe(&mut self, ep: EpId, spec: RecvSpec, kind: ProbeKind) -> Result<OpKey> {
+    fn probe(&mut self, ep: EpId, spec: RecvSpec) -> Result<OpKey> {
         self.domain.endpoints.get_open(ep)?;
         if let Some(from) = spec.from {
             self.domain.check_address(ep, from)?;
         }
         let probe = OpState::condition(Some(ep), OpPhase::Executing);
         let key = self.domain.ops.insert(probe);
-        self.post_to_rx(ep, key, |rx, domain| rx.probe(domain, key, spec, kind));
+        self.post_to_rx(ep, key, |rx, domain| rx.probe(domain, key, spec));
         Ok(key)
     }
 
     /// Returns the message that a receive like this would take, after at most one progress pass.
-    fn peek(&mut self, ep: EpId, spec: RecvSpec, kind: ProbeKind) -> Result<Option<Transfer>> {
-        let key = self.probe(ep, spec, kind)?;
+    fn peek(&mut self, ep: EpId, spec: RecvSpec) -> Result<Option<Transfer>> {
+        let key = self.probe(ep, spec)?;
         let mut result = self.domain.take_op_result(key);
         if result.is_none() {
             self.poll_once();
@@ -63,7 +63,7 @@ impl DomainHandle {
     /// [`Error::StaleAddress`], [`Error::ConcurrentUse`], [`Error::Closed`]; [`Error::PeerGone`]
     /// when no message can arrive any more.
     pub fn peek(&self, ep: EpId, spec: RecvSpec) -> Result<Option<Transfer>> {
-        self.try_with_engine(|locked| locked.peek(ep, spec, ProbeKind::Peek))
+        self.try_with_engine(|locked| locked.peek(ep, spec))
     }
 
     /// Posts a probe that completes when such a message waits. It is polled with
@@ -71,8 +71,8 @@ impl DomainHandle {
     ///
     /// # Errors
     /// As [`DomainHandle::peek`].
-    pub fn probe(&self, ep: EpId, spec: RecvSpec, kind: ProbeKind) -> Result<OpKey> {
-        self.try_with_engine(|locked| locked.probe(ep, spec, kind))
+    pub fn probe(&self, ep: EpId, spec: RecvSpec) -> Result<OpKey> {
+        self.try_with_engine(|locked| locked.probe(ep, spec))
     }
 
     /// Drives the domain until the probe has found a message or failed.
@@ -86,14 +86,13 @@ impl DomainHandle {
     }
 
     /// Claims the message that a receive like this would take now (`FI_CLAIM`): it leaves matching.
-    /// Returns `None` while no message can be claimed.
     ///
     /// # Errors
     /// As [`DomainHandle::peek`]; [`Error::OutOfMemory`] when there is no memory for a message that
     /// the transport holds.
     pub fn claim(&self, ep: EpId, spec: RecvSpec) -> Result<Option<(ClaimId, Transfer)>> {
         self.try_with_engine(|locked| {
-            let Some(found) = locked.peek(ep, spec, ProbeKind::Claim)? else {
+            let Some(found) = locked.peek(ep, spec)? else {
                 return Ok(None);
             };
             locked.with_rx(ep, |rx, domain| rx.prepare_claim(domain, &spec));

@@ -48,7 +48,7 @@ pub use domain::{CompletedOp, DomainHandle};
 pub use driver::{DomainWaker, TaskDriver};
 pub use event_loop::WaitObject;
 pub use onesided::check_atomic;
-pub use progress::EngineTransport;
+pub use progress::{CallEnd, EngineTransport};
 pub use state::bindings::{AvId, Bindings, CounterBindings, CounterId, CqId};
 pub use state::eq::{DomainEq, EqState, ReservedEvent};
 pub use state::multi_recv::{MultiRecvItem, MultiRecvTarget};

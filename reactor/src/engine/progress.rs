@@ -60,6 +60,7 @@ use fabric_core::transport::{
 };
 
 use super::endpoint_table::EndpointTable;
+use super::state::deferred::DeferredActions;
 use super::state::domain_state::DomainState;
 use super::state::pending_work::FollowUp;
 use super::state::regions::SharedRegions;
@@ -368,6 +369,8 @@ impl Engine {
             // The pass below does what the wake-up was for, and every wake-up from now on is after
             // this call. The domain is armed or woken again before the lock is released.
             self.wait_set.drain_wake_eventfd();
+            // Threads that queue updates wake without the lock, after they have queued.
+            locked.apply_updates();
         }
         locked.disarm_for_poll();
         let moved = locked.poll_fds() | locked.progress();
@@ -383,6 +386,18 @@ impl Engine {
     /// Makes one pass and polls the descriptors, without waiting. Returns whether anything moved.
     pub(crate) fn progress(&self) -> bool {
         self.lock().progress_once()
+    }
+}
+
+/// The deferred actions of a call, which wake tasks and drop buffers. They run when the value is
+/// dropped: a caller with a lock of its own drops the value after it has released the lock.
+#[derive(Debug, Default)]
+#[must_use = "tasks are woken when it is dropped"]
+pub struct CallEnd(DeferredActions);
+
+impl Drop for CallEnd {
+    fn drop(&mut self) {
+        std::mem::take(&mut self.0).run();
     }
 }
 
@@ -418,6 +433,13 @@ impl Drop for EngineGuard<'_> {
 impl<'a> EngineGuard<'a> {
     pub(crate) fn engine(&self) -> &'a Engine {
         self.engine
+    }
+
+    /// Does the follow-up work of a call, and releases the lock. The result runs the deferred
+    /// actions when it is dropped.
+    pub(crate) fn finish_later(mut self) -> CallEnd {
+        self.finish();
+        CallEnd(self.domain.deferred.take_actions())
     }
 
     /// Releases the lock for a moment and runs the deferred actions.

@@ -44,15 +44,16 @@ impl DomainHandle {
     /// Closes a region (`fi_close`): its key is no longer valid for peers.
     pub fn close_region(&self, key: u64) {
         let engine = self.engine();
-        let removed = self.regions().lock().remove(key);
-        if removed.is_none() {
-            return;
-        }
-        {
+        let removed = {
+            // Under the lock: another region may get the key, and counters, at once.
             let domain = &mut engine.lock().domain;
             domain.regions.unbind_counters(key);
             // A response to a peer, or an access, may wait for the region.
             domain.access_changes.on_region_changed();
+            self.regions().lock().remove(key)
+        };
+        if removed.is_none() {
+            return;
         }
         engine.wait_set.wake();
         self.engines().region_changed(engine);

@@ -14,7 +14,7 @@ use fabric_core::transport::WaitSet;
 use fabric_core::{Address, FiAddr};
 
 use super::driver::DomainWaker;
-use super::progress::{Engine, EngineGuard};
+use super::progress::{CallEnd, Engine, EngineGuard};
 use super::state::bindings::AvId;
 use super::state::update_queue::{Update, UpdateQueue};
 
@@ -42,31 +42,33 @@ impl DomainUpdates {
     }
 
     /// Inserts an address, which has this handle in the vector, into a copy of the vector.
-    pub fn insert_address(&self, av: AvId, addr: FiAddr, address: &Address) {
-        self.update(Update::InsertAddress(av, addr, address.clone()));
+    pub fn insert_address(&self, av: AvId, addr: FiAddr, address: &Address) -> CallEnd {
+        self.update(Update::InsertAddress(av, addr, address.clone()))
     }
 
     /// Removes a handle from a copy of a vector.
-    pub fn remove_address(&self, av: AvId, addr: FiAddr) {
-        self.update(Update::RemoveAddress(av, addr));
+    pub fn remove_address(&self, av: AvId, addr: FiAddr) -> CallEnd {
+        self.update(Update::RemoveAddress(av, addr))
     }
 
     /// Closes a copy of a vector.
-    pub fn close_av(&self, av: AvId) {
-        self.update(Update::CloseAv(av));
+    pub fn close_av(&self, av: AvId) -> CallEnd {
+        self.update(Update::CloseAv(av))
     }
 
     /// Applies an update, or queues it for the thread that owns the engine.
-    fn update(&self, update: Update) {
+    fn update(&self, update: Update) -> CallEnd {
         if !self.waker.admits_current_thread() {
             self.queue.push(update);
-            return self.waker.wake();
+            self.waker.wake();
+            return CallEnd::default();
         }
-        if let Some(engine) = self.engine.upgrade() {
-            let mut locked = engine.lock_as_driver();
-            locked.apply(update);
-            locked.finish();
-        }
+        let Some(engine) = self.engine.upgrade() else {
+            return CallEnd::default();
+        };
+        let mut locked = engine.lock_as_driver();
+        locked.apply(update);
+        locked.finish_later()
     }
 }
 
@@ -121,7 +123,7 @@ impl DomainEngines {
         let is_other = |engine: &&DomainUpdates| engine.engine.as_ptr() != Arc::as_ptr(own);
         let others: Vec<_> = self.lock().iter().filter(is_other).cloned().collect();
         for engine in others {
-            engine.update(Update::RegionChanged);
+            drop(engine.update(Update::RegionChanged));
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fabric_core::buf::IoBuf;
 use fabric_core::matching::{RecvSpec, TagMatch};
-use fabric_core::rx::{ProbeKind, RxQueue};
+use fabric_core::rx::RxQueue;
 use fabric_core::tcp::{CmKind, CmMessage, RdmCmData};
 use fabric_core::transport::{Interest, MessageModel, OpKey, Transport, TransportEndpoint};
 
@@ -166,8 +166,7 @@ impl Fixture {
     fn claim(&mut self, tag: u64) -> Option<OpKey> {
         let condition = OpState::condition(Some(self.ep), OpPhase::Executing);
         let probe = self.domain.ops.insert(condition);
-        self.rx
-            .probe(&mut self.domain, probe, spec(tag), ProbeKind::Claim);
+        self.rx.probe(&mut self.domain, probe, spec(tag));
         self.domain.take_op_result(probe)?;
         self.rx.prepare_claim(&self.domain, &spec(tag));
         self.after_post();
