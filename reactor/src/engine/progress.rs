@@ -370,7 +370,9 @@ impl Engine {
             // this call. The domain is armed or woken again before the lock is released.
             self.wait_set.drain_wake_eventfd();
             // Threads that queue updates wake without the lock, after they have queued.
-            locked.apply_updates();
+            if self.updates.has_updates() {
+                locked.apply_updates();
+            }
         }
         locked.disarm_for_poll();
         let moved = locked.poll_fds() | locked.progress();
