@@ -56,8 +56,12 @@ impl DomainUpdates {
         self.update(Update::CloseAv(av))
     }
 
-    /// Applies an update, or queues it for the thread that owns the engine.
+    /// Applies an update, or queues it for the thread that owns the engine. An engine that was
+    /// closed needs no updates.
     fn update(&self, update: Update) -> CallEnd {
+        if !self.is_open() {
+            return CallEnd::default();
+        }
         if !self.waker.admits_current_thread() {
             self.queue.push(update);
             self.waker.wake();
@@ -129,5 +133,41 @@ impl DomainEngines {
 
     fn lock(&self) -> MutexGuard<'_, Vec<DomainUpdates>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use fabric_core::info::Info;
+    use fabric_core::transport::{DomainConfig, ThreadMode};
+
+    use super::*;
+    use crate::engine::DomainHandle;
+    use crate::registry;
+
+    /// The updates of an engine that another thread owns wait for it, and those of a closed engine
+    /// are not kept.
+    #[test]
+    fn updates_are_queued_while_the_owner_has_the_engine() {
+        let info = Info::template("shm", "machine", "shm");
+        let config = DomainConfig {
+            thread_mode: ThreadMode::Pinned,
+            ..DomainConfig::default()
+        };
+        let transport = registry::by_name("shm").unwrap();
+        let open = move || {
+            let domain = DomainHandle::open(transport, &info, &config, "updates").unwrap();
+            let updates = domain.updates();
+            (domain, updates)
+        };
+        // The owner has ended; any thread may drop the engine.
+        let (domain, updates) = std::thread::spawn(open).join().unwrap();
+        drop(updates.close_av(AvId(7)));
+        assert!(updates.queue.has_updates());
+        assert_eq!(updates.queue.take().len(), 1);
+        assert!(!updates.queue.has_updates());
+        drop(domain);
+        drop(updates.close_av(AvId(7)));
+        assert!(!updates.queue.has_updates());
     }
 }
