@@ -1,11 +1,11 @@
 //! Resource domains: parts of a domain that two threads can use at the same time.
 //!
 //! A domain has one lock, one driver, and for `tcp` one io_uring instance: threads that use its
-//! objects wait for each other. A *resource domain* is a part of a domain with a lock, a driver, a
-//! progress thread (under automatic progress) and sockets' io_uring of its own. Endpoints,
-//! completion queues, counters and shared receive contexts are opened in it, by the same calls as
-//! in a domain. It is the completion group of `FI_THREAD_COMPLETION`, and the resource domain of
-//! the verbs (`ibv_exp_create_res_domain`).
+//! objects wait for each other. A *resource domain* is a part of a domain with its own lock, its
+//! own driver or progress thread, and, over `tcp`, its own io_uring instance. Endpoints, completion
+//! queues, counters and shared receive contexts are opened in it, by the same calls as in a domain.
+//! It is the completion group of `FI_THREAD_COMPLETION`, and the resource domain of the
+//! experimental verbs (`ibv_exp_create_res_domain`).
 //!
 //! [`Domain::resource_domain`] returns the builder. What it opens is a [`Domain`] of class
 //! [`ResourceDomain`](crate::Class::ResourceDomain), which is a child of its domain: the domain
@@ -28,12 +28,13 @@
 //! resource domain in which it was opened alone.
 //!
 //! A resource domain may have another [thread model](crate::guide::threads), [`MessageModel`] and
-//! wait policy than its domain.
+//! wait policy than its domain. The progress mode is that of the domain.
 //!
-//! In a resource domain that another thread owns (model
-//! [`Pinned`]), the removal of an address and the close of a region
-//! take effect when its thread next makes a call. A counter of a region counts accesses through
-//! endpoints of the domain or resource domain in which the region was opened.
+//! The thread that opens a resource domain of model [`Pinned`] owns it. The handles of its domain
+//! and of the address vectors are cloned for that thread, and stay usable on others. The removal of
+//! an address and the close of a region by another thread take effect when the owner next makes a
+//! call. A counter of a region counts accesses through endpoints of the domain or resource domain
+//! in which the region was opened.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
