@@ -1,6 +1,8 @@
 //! Many peers of one endpoint, and many endpoints of one process: idle ones are not polled, and
 //! their messages are not lost.
 
+use std::time::Duration;
+
 use std::sync::Arc;
 
 use fabric_async::{Domain, Endpoint, FiAddr, Hints, Progress};
@@ -134,9 +136,10 @@ fn messages_of_idle_peers_are_not_lost() {
                 }
                 assert_eq!(ep.stats().peers, PROCESSES * ENDPOINTS_PER_PROCESS);
                 drop(peer_processes);
-                let mut events = ep.take_events().unwrap();
+                // The event of a peer may come before its second connection has ended.
                 while ep.stats().peers > 0 {
-                    events.read().await;
+                    ep.domain().progress();
+                    tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             });
         }
