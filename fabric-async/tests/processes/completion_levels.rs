@@ -1,9 +1,10 @@
 //! Messages whose completion waits until another process has received or matched them
 //! (`FI_DELIVERY_COMPLETE`, `FI_MATCH_COMPLETE`).
 
-use fabric_async::{Endpoint, Progress, WaitPolicy};
+use fabric_async::{Endpoint, WaitPolicy};
 use rustix::fs::SealFlags;
 
+use crate::domain_mode::DomainMode;
 use crate::health::{assert_still_works, expect_protocol_violation};
 use crate::hostile::{connect_raw, encode_hello, sealed_memfd, send_with_fds};
 use crate::run;
@@ -38,10 +39,10 @@ pub(crate) async fn late_receiver(name: &str) {
 
 #[test]
 fn delivery_and_match_complete_wait_for_the_peer() {
-    for progress in [Progress::Manual, Progress::Auto] {
+    for mode in DomainMode::ALL {
         for policy in [WaitPolicy::Adaptive, WaitPolicy::Spin, WaitPolicy::Park] {
             run(async {
-                let options = Endpoint::options().progress(progress).wait_policy(policy);
+                let options = mode.options().wait_policy(policy);
                 let ep = options.bind("shm://").await.unwrap();
                 let mut completions = ep.take_completions().unwrap();
                 let mut peer = TestPeer::start("late_receiver", &ep.name().to_string());

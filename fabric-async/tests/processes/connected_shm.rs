@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use fabric_async::{
     ConnectedEndpoint, ConnectionRequest, DownReason, Endpoint, Error, EventKind, PassiveEndpoint,
-    Progress, RefusalReason,
+    RefusalReason,
 };
 
+use crate::domain_mode::DomainMode;
 use crate::run;
 use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
 /// Exceeds the duration of every test.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(90);
-const MODES: [Progress; 2] = [Progress::Manual, Progress::Auto];
 
 /// Plays a client: connects with its process id as private data, and sends back every message.
 pub(crate) async fn connect_and_echo(name: &str) {
@@ -51,8 +51,8 @@ pub(crate) async fn send(ep: &ConnectedEndpoint, bytes: Vec<u8>) -> Result<(), E
 }
 
 /// Opens a passive endpoint at a generated name.
-pub(crate) async fn listen(progress: Progress) -> PassiveEndpoint {
-    let options = Endpoint::options().progress(progress);
+pub(crate) async fn listen(mode: DomainMode) -> PassiveEndpoint {
+    let options = mode.options();
     options.listen("shm://").await.unwrap()
 }
 
@@ -71,10 +71,10 @@ async fn accept_client(listener: &mut PassiveEndpoint) -> (ConnectedEndpoint, Te
 }
 
 /// Starts a server at this name, and connects to it once it listens.
-async fn start_server(name: &str, progress: Progress) -> (ConnectedEndpoint, TestPeer) {
+async fn start_server(name: &str, mode: DomainMode) -> (ConnectedEndpoint, TestPeer) {
     let server = TestPeer::start("shm accept_and_echo", name);
     loop {
-        match Endpoint::options().progress(progress).connect(name).await {
+        match mode.options().connect(name).await {
             Ok(ep) => return (ep, server),
             Err(Error::NoSuchPeer(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
             Err(error) => panic!("{error}"),
@@ -121,9 +121,9 @@ async fn kill_and_assert_ops_fail(ep: ConnectedEndpoint, mut peer: TestPeer) {
 
 #[test]
 fn killed_clients_are_reported_and_others_accepted() {
-    for progress in MODES {
+    for mode in DomainMode::ALL {
         run(async {
-            let mut listener = listen(progress).await;
+            let mut listener = listen(mode).await;
             let (bystander, _client) = accept_client(&mut listener).await;
             for _ in 0..5 {
                 let (ep, victim) = accept_client(&mut listener).await;
@@ -137,11 +137,11 @@ fn killed_clients_are_reported_and_others_accepted() {
 
 #[test]
 fn killed_server_can_be_restarted_at_its_name() {
-    for progress in MODES {
+    for mode in DomainMode::ALL {
         run(async {
             let name = format!("shm://connected-server-{}", std::process::id());
             for _ in 0..3 {
-                let (first, server) = start_server(&name, progress).await;
+                let (first, server) = start_server(&name, mode).await;
                 assert_eq!(first.private_data(), b"welcome");
                 let second = ConnectedEndpoint::connect(&name[..]).await.unwrap();
                 tokio::join!(assert_echo_works(&first), assert_echo_works(&second));
@@ -162,7 +162,7 @@ fn killed_server_can_be_restarted_at_its_name() {
 #[test]
 fn accept_of_a_killed_client_fails_with_peer_gone() {
     run(async {
-        let mut listener = listen(Progress::Manual).await;
+        let mut listener = listen(DomainMode::Manual).await;
         let name = listener.name().to_string();
         for round in 0..9 {
             let mut victim = TestPeer::start("shm connect_and_echo", &name);
@@ -190,7 +190,7 @@ fn server_killed_before_accept_fails_the_connect() {
     run(async {
         let name = format!("shm://connected-victim-{}", std::process::id());
         for _ in 0..5 {
-            let (ep, mut server) = start_server(&name, Progress::Manual).await;
+            let (ep, mut server) = start_server(&name, DomainMode::Manual).await;
             server.stop();
             let attempt = ConnectedEndpoint::connect(&name[..]).timeout(CONNECT_TIMEOUT);
             let attempt = tokio::spawn(async move { attempt.await.map(drop) });
@@ -206,9 +206,9 @@ fn server_killed_before_accept_fails_the_connect() {
 
 #[test]
 fn stopped_client_delays_only_its_own_connection() {
-    for progress in MODES {
+    for mode in DomainMode::ALL {
         run(async {
-            let mut listener = listen(progress).await;
+            let mut listener = listen(mode).await;
             let name = listener.name().to_string();
             let stopped_client = TestPeer::start("shm connect_and_echo", &name);
             let request = next_request_from(&mut listener, &stopped_client).await;
@@ -238,7 +238,7 @@ fn stopped_client_delays_only_its_own_connection() {
 fn connect_to_stopped_server_times_out() {
     run(async {
         let name = format!("shm://connected-stopped-{}", std::process::id());
-        let (ep, server) = start_server(&name, Progress::Manual).await;
+        let (ep, server) = start_server(&name, DomainMode::Manual).await;
         server.stop();
         let connecting = ConnectedEndpoint::connect(&name[..]).timeout(Duration::from_millis(50));
         let timed_out = connecting.await.map(drop).unwrap_err();
@@ -255,7 +255,7 @@ fn connect_to_stopped_server_times_out() {
 #[test]
 fn third_process_cannot_connect_to_a_connected_endpoint() {
     run(async {
-        let mut listener = listen(Progress::Manual).await;
+        let mut listener = listen(DomainMode::Manual).await;
         let (ep, _client) = accept_client(&mut listener).await;
         let client_name = ep.peer().clone();
         let refused = ConnectedEndpoint::connect(&client_name)
@@ -301,7 +301,7 @@ fn client_in_another_pid_namespace_connects() {
         );
     }
     run(async {
-        let mut listener = listen(Progress::Manual).await;
+        let mut listener = listen(DomainMode::Manual).await;
         let name = listener.name().to_string();
         let _client = match TestPeer::start_in_pid_namespace("shm connect_and_echo", &name) {
             Ok(client) => client,

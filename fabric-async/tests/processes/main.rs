@@ -8,6 +8,7 @@ mod churn;
 mod completion_levels;
 mod connected_shm;
 mod connected_shm_hostile;
+mod domain_mode;
 mod event_loops;
 mod forks;
 mod guide;

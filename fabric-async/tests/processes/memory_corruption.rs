@@ -8,11 +8,12 @@ use std::future::IntoFuture;
 use std::hash::{BuildHasher, RandomState};
 
 use fabric_async::atomic::AtomicOp;
-use fabric_async::{Access, Endpoint, FiAddr, Progress, RemoteRegion};
+use fabric_async::{Access, Endpoint, FiAddr, RemoteRegion};
 use futures_util::FutureExt;
 use tokio::task::JoinSet;
 
 use crate::blocking_close::start_closing_thread;
+use crate::domain_mode::DomainMode;
 use crate::health::assert_still_works;
 use crate::leak_check::{ResourceUsage, count_mappings, private_bytes, run_in_own_process};
 use crate::memory_corruptor::{REGION_LEN, XorshiftRng};
@@ -242,13 +243,9 @@ fn corrupting_peer_affects_only_its_own_connections() {
                 .ok()
                 .and_then(|seed| seed.parse().ok());
             let seed: u64 = given.unwrap_or_else(|| RandomState::new().hash_one(0) >> 32);
-            for progress in [Progress::Manual, Progress::Auto] {
+            for mode in DomainMode::ALL {
                 run(async {
-                    let ep = Endpoint::options()
-                        .progress(progress)
-                        .bind("shm://")
-                        .await
-                        .unwrap();
+                    let ep = mode.options().bind("shm://").await.unwrap();
                     // Otherwise the closing thread would start in whichever run first closes a
                     // descriptor of a peer.
                     start_closing_thread(&ep).await;
@@ -256,7 +253,7 @@ fn corrupting_peer_affects_only_its_own_connections() {
                     honest.run_round(&ep, &mut XorshiftRng::new(seed)).await;
                     let mut before = None;
                     for seed in seed..seed + CORRUPTOR_RUNS {
-                        println!("FABRIC_SEED={seed}, {progress:?}");
+                        println!("FABRIC_SEED={seed}, {mode:?}");
                         run_with_corruptor(&ep, &mut honest, seed).await;
                         // Takes messages of the corruptor that match no receive.
                         while let Some(Ok(_)) = ep

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use std::sync::Arc;
 
-use fabric_async::{Domain, Endpoint, FiAddr, Hints, Progress};
+use fabric_async::{Domain, Endpoint, FiAddr, Hints};
 use futures_util::future::join_all;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::domain_mode::DomainMode;
 use crate::leak_check::run_in_own_process;
 use crate::run;
 use crate::skip::{Facility, skip};
@@ -97,13 +98,9 @@ fn messages_of_idle_peers_are_not_lost() {
         if !raise_descriptor_limit(4096) {
             return;
         }
-        for progress in [Progress::Manual, Progress::Auto] {
+        for mode in DomainMode::ALL {
             run(async {
-                let ep = Endpoint::options()
-                    .progress(progress)
-                    .bind("shm://")
-                    .await
-                    .unwrap();
+                let ep = mode.options().bind("shm://").await.unwrap();
                 let name = ep.name().to_string();
                 let peer_processes: Vec<_> = (0..PROCESSES)
                     .map(|_| TestPeer::start("many_endpoints", &name))

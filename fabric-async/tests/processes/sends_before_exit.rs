@@ -4,9 +4,10 @@
 use fabric_async::ops::{RecvOp, SendOp};
 use fabric_async::{
     CompletionQueue, ConnectedEndpoint, Domain, Endpoint, Error, FiAddr, PassiveEndpoint,
-    PooledBuf, Progress, Protocol, Request, Result, SocketIo, SocketOptions,
+    PooledBuf, Protocol, Request, Result, SocketIo, SocketOptions,
 };
 
+use crate::domain_mode::DomainMode;
 use crate::run;
 use crate::skip::{Facility, skip};
 use crate::test_peer::{TestPeer, wait_for_parent};
@@ -29,14 +30,14 @@ struct TransportCase {
     scheme: &'static str,
     protocol: Option<Protocol>,
     io: SocketIo,
-    progress: Progress,
+    mode: DomainMode,
 }
 
 impl TransportCase {
     /// Returns all cases.
     fn all() -> Vec<Self> {
         let mut cases = Vec::new();
-        for progress in [Progress::Manual, Progress::Auto] {
+        for mode in DomainMode::ALL {
             for io in [SocketIo::Epoll, SocketIo::IoUring] {
                 for protocol in [Protocol::Tcp, Protocol::Rxm] {
                     let (scheme, protocol) = ("tcp://", Some(protocol));
@@ -44,7 +45,7 @@ impl TransportCase {
                         scheme,
                         protocol,
                         io,
-                        progress,
+                        mode,
                     });
                 }
             }
@@ -54,7 +55,7 @@ impl TransportCase {
                     scheme,
                     protocol,
                     io,
-                    progress,
+                    mode,
                 });
             }
         }
@@ -76,8 +77,9 @@ impl TransportCase {
         let sockets = SocketOptions::new()
             .send_buffer(SOCKET_BUFFER)
             .receive_buffer(SOCKET_BUFFER);
-        let mut options = Endpoint::options()
-            .progress(self.progress)
+        let mut options = self
+            .mode
+            .options()
             .socket_options(sockets)
             .socket_io(self.io);
         if let Some(protocol) = self.protocol {
@@ -122,8 +124,9 @@ pub(crate) async fn send_and_exit(argument: &str) {
 /// Connects to the endpoint in `argument`, sends, and exits as soon as the sends have completed.
 pub(crate) async fn connect_send_and_exit(argument: &str) {
     let (case, mode, name) = parse_role_argument(argument);
-    let ep = Endpoint::options()
-        .progress(case.progress)
+    let ep = case
+        .mode
+        .options()
         .socket_options(SocketOptions::new().send_buffer(SOCKET_BUFFER))
         .socket_io(case.io)
         .connect(name)

@@ -8,15 +8,16 @@ mod memory;
 mod messages;
 mod parked;
 
-use fabric_async::{DownReason, Endpoint, Error, EventKind, EventQueue, FiAddr, Progress};
+use fabric_async::{DownReason, Endpoint, Error, EventKind, EventQueue, FiAddr};
 use rustix::process::Signal;
 
+use crate::domain_mode::DomainMode;
 use crate::health::assert_still_works;
 use crate::leak_check::{ResourceUsage, run_in_own_process};
 use crate::run;
 use crate::test_peer::TestPeer;
 
-/// Victims of each test in each progress mode; resources may grow only with the first.
+/// Victims of each test in a domain of each mode; resources may grow only with the first.
 const ROUNDS: usize = 3;
 
 /// The process that stays alive.
@@ -25,7 +26,7 @@ struct Survivor {
     events: EventQueue,
     echo_peer: FiAddr,
     round: usize,
-    progress: Progress,
+    mode: DomainMode,
 }
 
 /// Kills this process with SIGKILL.
@@ -70,7 +71,7 @@ impl Survivor {
         format!(
             "shm://victim-{}-{:?}-{}",
             std::process::id(),
-            self.progress,
+            self.mode,
             self.round
         )
     }
@@ -124,16 +125,12 @@ fn assert_peer_gone(error: &Error) {
     assert!(error.is_peer_unavailable(), "{error}");
 }
 
-/// Runs a stage several times in each progress mode, and compares the resources after each round.
+/// Runs a stage several times in a domain of each mode, and compares the resources after each round.
 fn run_stage(stage: &str, survives: impl AsyncFn(&mut Survivor, TestPeer)) {
     run_in_own_process(&format!("peer_death::{stage}"), || {
-        for progress in [Progress::Manual, Progress::Auto] {
+        for mode in DomainMode::ALL {
             run(async {
-                let ep = Endpoint::options()
-                    .progress(progress)
-                    .bind("shm://")
-                    .await
-                    .unwrap();
+                let ep = mode.options().bind("shm://").await.unwrap();
                 let events = ep.take_events().unwrap();
                 let _echo_process = TestPeer::start("echo", &ep.name().to_string());
                 let echo_peer = ep.recv().tag(3).await.unwrap().source().unwrap();
@@ -142,7 +139,7 @@ fn run_stage(stage: &str, survives: impl AsyncFn(&mut Survivor, TestPeer)) {
                     events,
                     echo_peer,
                     round: 0,
-                    progress,
+                    mode,
                 };
                 let mut before: Option<ResourceUsage> = None;
                 for round in 0..ROUNDS {

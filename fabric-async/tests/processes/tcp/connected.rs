@@ -13,6 +13,7 @@ use fabric_async::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use crate::domain_mode::DomainMode;
 use crate::leak_check::{ResourceUsage, run_in_own_process};
 use crate::run;
 use crate::test_peer::TestPeer;
@@ -207,13 +208,9 @@ async fn kill_and_assert_ops_fail(ep: ConnectedEndpoint, mut peer: TestPeer) {
 
 #[test]
 fn killed_clients_are_reported_and_others_accepted() {
-    for progress in [Progress::Manual, Progress::Auto] {
+    for mode in DomainMode::ALL {
         run(async {
-            let mut listener = Endpoint::options()
-                .progress(progress)
-                .listen("tcp://")
-                .await
-                .unwrap();
+            let mut listener = mode.options().listen("tcp://").await.unwrap();
             let name = listener.name().to_string();
             let bystander = TestPeer::start("tcp connect_and_echo", &name);
             let bystander = next_request_from(&mut listener, &bystander)
@@ -237,7 +234,7 @@ fn killed_clients_are_reported_and_others_accepted() {
 
 #[test]
 fn killed_server_is_reported_and_can_be_replaced() {
-    for progress in [Progress::Manual, Progress::Auto] {
+    for mode in DomainMode::ALL {
         run(async {
             let mut listener = PassiveEndpoint::bind("tcp://").await.unwrap();
             for _ in 0..5 {
@@ -245,11 +242,7 @@ fn killed_server_is_reported_and_can_be_replaced() {
                 let request = listener.accept().await.unwrap();
                 let server_name = String::from_utf8(request.private_data().to_vec()).unwrap();
                 let _name_connection = request.accept("").unwrap();
-                let connect = || {
-                    Endpoint::options()
-                        .progress(progress)
-                        .connect(&server_name[..])
-                };
+                let connect = || mode.options().connect(&server_name[..]);
                 let (one, two) = tokio::join!(async { connect().await }, async { connect().await });
                 let (one, two) = (one.unwrap(), two.unwrap());
                 assert_eq!(

@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
-use fabric_async::{Access, Endpoint, FiAddr, MemoryRegion, Progress};
+use fabric_async::{Access, Endpoint, FiAddr, MemoryRegion};
 
+use crate::domain_mode::DomainMode;
 use crate::run;
 
 /// Operations in flight at the same time.
@@ -16,9 +17,9 @@ const MAX_OVERTAKING: usize = 20 * IN_FLIGHT;
 
 /// Opens two endpoints with a handle of each other and a region of the first.
 async fn open_connected_pair(
-    progress: Progress,
+    mode: DomainMode,
 ) -> (Endpoint, Endpoint, FiAddr, FiAddr, MemoryRegion) {
-    let open = || Endpoint::options().progress(progress).bind("tcp://");
+    let open = || mode.options().bind("tcp://");
     let (owner, reader) = (open().await.unwrap(), open().await.unwrap());
     let region = owner.domain().alloc(LONG_LEN, Access::REMOTE_READ).unwrap();
     let to_owner = reader.add_peer(owner.name()).await.unwrap();
@@ -32,9 +33,9 @@ async fn open_connected_pair(
 /// A message is sent under a constant load of reads.
 #[test]
 fn read_responses_do_not_starve_messages() {
-    for progress in [Progress::Manual, Progress::Auto] {
+    for mode in DomainMode::ALL {
         run(async {
-            let (owner, reader, to_reader, to_owner, region) = open_connected_pair(progress).await;
+            let (owner, reader, to_reader, to_owner, region) = open_connected_pair(mode).await;
             let read = || {
                 reader
                     .read(to_owner, region.remote().slice(..))
@@ -65,9 +66,9 @@ fn read_responses_do_not_starve_messages() {
 /// A read response is sent under a constant load of messages.
 #[test]
 fn messages_do_not_starve_read_responses() {
-    for progress in [Progress::Manual, Progress::Auto] {
+    for mode in DomainMode::ALL {
         run(async {
-            let (owner, reader, to_reader, to_owner, region) = open_connected_pair(progress).await;
+            let (owner, reader, to_reader, to_owner, region) = open_connected_pair(mode).await;
             let send = || owner.send(to_reader, vec![5; LONG_LEN]).start().unwrap();
             let mut sends: VecDeque<_> = (0..IN_FLIGHT).map(|_| send()).collect();
             assert_eq!(reader.recv().await.unwrap().len(), LONG_LEN);

@@ -26,12 +26,13 @@ pub(crate) use zero_copy::low_memlock_sender;
 
 use std::time::Duration;
 
-use fabric_async::{Endpoint, EventQueue, FiAddr, Progress, Protocol};
+use fabric_async::{Endpoint, EventQueue, FiAddr, Protocol};
 
 pub(crate) use network_namespaces::{
     echo_any_peer, link_loss_client, lossy_client, rma_client, rma_owner, vanished_network_client,
 };
 
+use crate::domain_mode::DomainMode;
 use crate::health::{assert_still_works, kill_after, next_down_reason, next_rejection};
 use crate::run;
 use crate::test_peer::TestPeer;
@@ -85,17 +86,13 @@ async fn recv_until_gone(ep: &Endpoint, source: FiAddr) {
 
 #[test]
 fn restarted_peer_is_reached_by_its_old_address() {
-    for progress in [Progress::Manual, Progress::Auto] {
+    for mode in DomainMode::ALL {
         run(async {
-            let ep = Endpoint::options()
-                .progress(progress)
-                .bind("tcp://")
-                .await
-                .unwrap();
+            let ep = mode.options().bind("tcp://").await.unwrap();
             let mut events = ep.take_events().unwrap();
             // A port that was just free, on an address that only this process uses.
             let [.., high, low] = std::process::id().to_be_bytes();
-            let host = if progress == Progress::Auto { 3 } else { 2 };
+            let host = 2 + mode as u8;
             let port = Endpoint::bind(&format!("tcp://127.{high}.{low}.{host}:0"))
                 .await
                 .unwrap()
@@ -161,10 +158,10 @@ fn killed_senders_are_reported_and_do_not_affect_others() {
 /// Both endpoints connect at the same time: one connection remains, and no message is lost.
 #[test]
 fn simultaneous_connects_leave_one_connection() {
-    for progress in [Progress::Manual, Progress::Auto] {
+    for mode in DomainMode::ALL {
         run(async {
             for round in 0..100 {
-                let open = || Endpoint::options().progress(progress).bind("tcp://");
+                let open = || mode.options().bind("tcp://");
                 let (a, b) = (open().await.unwrap(), open().await.unwrap());
                 let (to_b, to_a) = tokio::join!(a.add_peer(b.name()), b.add_peer(a.name()));
                 let (to_b, to_a) = (to_b.unwrap(), to_a.unwrap());

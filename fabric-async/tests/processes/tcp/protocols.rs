@@ -3,9 +3,7 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use fabric_async::{
-    Address, DownReason, Endpoint, Error, EventKind, EventQueue, Progress, Protocol, Scheme,
-};
+use fabric_async::{Address, DownReason, Endpoint, Error, EventKind, EventQueue, Protocol, Scheme};
 use fabric_core::tcp::rxm::{RxmAccept, RxmConnect, RxmReject};
 use fabric_core::tcp::{CmKind, CmMessage, ConnectRequest, WireProtocol};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -14,6 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::{
     assert_still_works, bind_with_events, next_down_reason, next_rejection, recv_until_gone,
 };
+use crate::domain_mode::DomainMode;
 use crate::health::kill_after;
 use crate::run;
 use crate::test_peer::TestPeer;
@@ -78,17 +77,11 @@ pub(super) async fn connect_accepted(ep: &Endpoint) -> (TcpStream, u64) {
 
 #[test]
 fn native_and_rxm_peers_share_an_endpoint() {
-    for progress in [Progress::Manual, Progress::Auto] {
+    for mode in DomainMode::ALL {
         run(async {
-            let server = Endpoint::options()
-                .progress(progress)
-                .bind("tcp://")
-                .await
-                .unwrap();
+            let server = mode.options().bind("tcp://").await.unwrap();
             let native = Endpoint::bind("tcp://").await.unwrap();
-            let rxm = Endpoint::options()
-                .progress(progress)
-                .protocol(Protocol::Rxm);
+            let rxm = mode.options().protocol(Protocol::Rxm);
             let rxm = rxm.bind("tcp://").await.unwrap();
             for (number, client) in [&native, &rxm, &native, &rxm].into_iter().enumerate() {
                 let peer = client.add_peer(server.name()).await.unwrap();

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use fabric_async::{
-    Access, DownReason, Endpoint, Error, FiAddr, Progress, RemoteAddr, RemoteRegion, RemoteSlice,
+    Access, DownReason, Endpoint, Error, FiAddr, RemoteAddr, RemoteRegion, RemoteSlice,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::hostile::{connect_accepted, encode_header, read_until_closed};
 use super::{assert_still_works, bind_with_events, next_down_reason};
+use crate::domain_mode::DomainMode;
 use crate::health::kill_within_two_ms;
 use crate::run;
 use crate::test_peer::TestPeer;
@@ -50,13 +51,9 @@ async fn start_rma_target(ep: &Endpoint) -> (TestPeer, FiAddr, [RemoteRegion; 2]
 
 #[test]
 fn rma_to_another_process_works() {
-    for progress in [Progress::Manual, Progress::Auto] {
+    for mode in DomainMode::ALL {
         run(async {
-            let ep = Endpoint::options()
-                .progress(progress)
-                .bind("tcp://")
-                .await
-                .unwrap();
+            let ep = mode.options().bind("tcp://").await.unwrap();
             let (_peer, to, regions) = start_rma_target(&ep).await;
             for (which, remote) in regions.into_iter().enumerate() {
                 let bytes: Vec<u8> = (0..REGION_LEN).map(|at| (at / 7 + which) as u8).collect();
@@ -106,13 +103,9 @@ fn rma_to_another_process_works() {
 /// RMA operations fail once each when the target process is killed.
 #[test]
 fn rma_ops_fail_when_target_is_killed() {
-    for progress in [Progress::Manual, Progress::Auto] {
+    for mode in DomainMode::ALL {
         run(async {
-            let ep = Endpoint::options()
-                .progress(progress)
-                .bind("tcp://")
-                .await
-                .unwrap();
+            let ep = mode.options().bind("tcp://").await.unwrap();
             for round in 0..12 {
                 let (victim, to, [remote, own]) = start_rma_target(&ep).await;
                 let killer = kill_within_two_ms(victim, round);
