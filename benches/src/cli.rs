@@ -11,7 +11,8 @@ use crate::goals::{self, run_goals};
 use crate::info::{EpTypeArg, build_hints, format_offers};
 use crate::measure::{Budget, DEFAULT_WINDOW, Plan, measure};
 use crate::options::{
-    Api, Bench, BenchOp, MessageModelKind, ProgressMode, RuntimeKind, ThreadModelKind, WaitMode,
+    Api, Bench, BenchOp, DomainLayout, MessageModelKind, ProgressMode, RuntimeKind,
+    ThreadModelKind, WaitMode,
 };
 use crate::output::{Output, print};
 use crate::peer_process::{PeerProcess, exit_on_stdin_eof, serve};
@@ -44,7 +45,7 @@ enum Command {
     /// The floor of this machine: times of cache lines, memory copies, wake-ups and kernel sockets
     Floor(FloorArgs),
     /// Latency: half round trips between two processes
-    Lat(MeasureArgs),
+    Lat(LatencyArgs),
     /// Bandwidth: large messages in one direction
     Bw(StreamArgs),
     /// Message rate: small messages in one direction
@@ -144,7 +145,7 @@ const CONFLICTS_WITH_LISTEN: [&str; 22] = [
     "peers",
     "endpoints",
     "fan_in",
-    "own_domains",
+    "domains",
     "iters",
     "seconds",
     "pin",
@@ -201,9 +202,9 @@ struct MeasureArgs {
     /// All endpoints of a thread talk with one endpoint of the other side
     #[arg(long)]
     fan_in: bool,
-    /// A domain for each endpoint of both sides, instead of one for all endpoints of a thread
-    #[arg(long)]
-    own_domains: bool,
+    /// The domains of the endpoints of a thread, on both sides
+    #[arg(long, value_enum, default_value = "one")]
+    domains: DomainLayout,
     /// Messages or round trips for each size and thread, rounded up to a multiple of --endpoints
     /// times --peers
     #[arg(
@@ -238,6 +239,21 @@ struct MeasureArgs {
     /// One JSON object per line instead of a table
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Debug, Args)]
+struct LatencyArgs {
+    #[command(flatten)]
+    measure: MeasureArgs,
+    /// Endpoints of each thread that stream messages of the same size meanwhile, in the domain of
+    /// the measured ones
+    #[arg(
+        long,
+        default_value_t = 0,
+        allow_negative_numbers = true,
+        conflicts_with = "listen"
+    )]
+    streams: usize,
 }
 
 #[derive(Debug, Args)]
@@ -361,9 +377,9 @@ impl Cli {
                 floor::measure(&args.pin, &stop, |record| output.emit(&record))?;
                 stop.check()
             }
-            Command::Lat(args) => args.run(Bench::Lat, 1),
-            Command::Bw(args) => args.measure.run(Bench::Bw, args.window),
-            Command::Rate(args) => args.measure.run(Bench::Rate, args.window),
+            Command::Lat(args) => args.measure.run(Bench::Lat, 1, args.streams),
+            Command::Bw(args) => args.measure.run(Bench::Bw, args.window, 0),
+            Command::Rate(args) => args.measure.run(Bench::Rate, args.window, 0),
             Command::Compare(args) => args.run(),
             Command::Report(args) => {
                 let mut records = Vec::new();
@@ -530,7 +546,7 @@ impl CompareArgs {
 }
 
 impl MeasureArgs {
-    fn run(self, bench: Bench, window: usize) -> Result<()> {
+    fn run(self, bench: Bench, window: usize, streams: usize) -> Result<()> {
         if let Some(address) = &self.listen {
             return serve(address);
         }
@@ -539,7 +555,7 @@ impl MeasureArgs {
             Output::new(self.json),
             self.connect.clone(),
         );
-        let plan = self.plan(bench, window)?;
+        let plan = self.plan(bench, window, streams)?;
         let mut peer_process = match connect {
             Some(address) => PeerProcess::connect(&address)?,
             None => PeerProcess::start(&plan.provider)?,
@@ -585,7 +601,7 @@ impl MeasureArgs {
         })
     }
 
-    fn plan(self, bench: Bench, window: usize) -> Result<Plan> {
+    fn plan(self, bench: Bench, window: usize, streams: usize) -> Result<Plan> {
         let sizes: Vec<usize> = match (self.size.is_empty(), bench) {
             (false, _) => self.size.iter().map(|size| size.0).collect(),
             (true, Bench::Lat) => LATENCY_SIZES.to_vec(),
@@ -607,7 +623,8 @@ impl MeasureArgs {
             peers: self.peers,
             endpoints: self.endpoints,
             fan_in: self.fan_in,
-            own_domains: self.own_domains,
+            domains: self.domains,
+            streams,
             threads: self.threads,
             budget: self
                 .iters

@@ -168,6 +168,19 @@ impl MessageModelKind {
     }
 }
 
+/// The domains of the endpoints of a measuring thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum DomainLayout {
+    /// One domain for all endpoints.
+    #[default]
+    One,
+    /// A resource domain of one domain for each endpoint.
+    Resource,
+    /// A domain for each endpoint.
+    Own,
+}
+
 /// The Tokio runtime of each measuring thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]

@@ -49,9 +49,12 @@ pub struct Record {
     /// Whether the endpoints of a thread talk with one endpoint of the other side.
     #[serde(default)]
     pub fan_in: bool,
-    /// Whether each endpoint has a domain of its own.
+    /// The domains of the endpoints of a thread; `one` in files that lack this key.
+    #[serde(default = "one_domain")]
+    pub domains: String,
+    /// Endpoints in the domain of the measured ones that stream messages meanwhile.
     #[serde(default)]
-    pub own_domains: bool,
+    pub streams: usize,
     /// The median.
     pub p50_ns: Option<f64>,
     /// The 90th percentile.
@@ -99,6 +102,11 @@ fn one() -> usize {
 /// The thread model of files that do not state it.
 fn shared() -> String {
     "shared".into()
+}
+
+/// The domains of files that do not state them.
+fn one_domain() -> String {
+    "one".into()
 }
 
 /// The message model of files that do not state it.

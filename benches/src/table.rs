@@ -124,14 +124,18 @@ pub fn heading(record: &Record) -> String {
         (count, false) => format!(", endpoints {count}"),
         (count, true) => format!(", endpoints {count} to one"),
     };
-    let domains = if record.own_domains {
-        ", a domain each"
-    } else {
-        ""
+    let domains = match record.domains.as_str() {
+        "own" => ", a domain each",
+        "resource" => ", a resource domain each",
+        _ => "",
+    };
+    let streams = match record.streams {
+        0 => String::new(),
+        count => format!(", beside {count} streams"),
     };
     format!(
         "{provider}, {op}: {what}\napi {api}, wait {wait}, progress {progress}, runtime \
-         {runtime}{threading}{msg_model}, peers {peers}, threads {threads}{endpoints}{domains}"
+         {runtime}{threading}{msg_model}, peers {peers}, threads {threads}{endpoints}{domains}{streams}"
     )
 }
 

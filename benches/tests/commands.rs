@@ -269,8 +269,11 @@ fn every_measurement_mode_yields_records() {
         ("rate", &["--endpoints", "4", "--runtime", "multi"]),
         (
             "rate",
-            &["--endpoints", "4", "--runtime", "multi", "--own-domains"],
+            &["--endpoints", "4", "--runtime", "multi", "--domains", "own"],
         ),
+        ("rate", &["--endpoints", "4", "--domains", "resource"]),
+        ("lat", &["--size", "8,4KiB", "--streams", "2"]),
+        ("lat", &["--size", "8", "--streams", "1", "--api", "batch"]),
         ("rate", &["--endpoints", "4", "--api", "batch", "--fan-in"]),
         ("rate", &["--endpoints", "4", "--op", "inject", "--fan-in"]),
         ("bw", &["--endpoints", "3", "--op", "loan", "--fan-in"]),
@@ -398,7 +401,7 @@ fn endpoints_share_the_iterations() {
 #[test]
 fn endpoint_of_256_active_peers_is_measured() {
     let args = ["lat", "--iters", "256", "--size", "8", "--fan-in"];
-    let output = run_bench(&[&args[..], &["--endpoints", "256", "--own-domains"]].concat());
+    let output = run_bench(&[&args[..], &["--endpoints", "256", "--domains", "own"]].concat());
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success() && out.contains("endpoints 256 to one, a domain each"),

@@ -4,7 +4,7 @@ use fabric_bench::record::{Record, parse};
 use fabric_bench::{report, table};
 
 /// The keys of the JSON stream, in their order, which must not change.
-const RECORD_KEYS: [&str; 31] = [
+const RECORD_KEYS: [&str; 32] = [
     "bench",
     "provider",
     "op",
@@ -20,7 +20,8 @@ const RECORD_KEYS: [&str; 31] = [
     "threads",
     "endpoints",
     "fan_in",
-    "own_domains",
+    "domains",
+    "streams",
     "p50_ns",
     "p90_ns",
     "p99_ns",
@@ -55,7 +56,8 @@ fn latency_record() -> Record {
         threads: 1,
         endpoints: 1,
         fan_in: false,
-        own_domains: false,
+        domains: "one".into(),
+        streams: 0,
         p50_ns: Some(1400.0),
         p90_ns: Some(1500.0),
         p99_ns: Some(2000.0),
@@ -117,7 +119,7 @@ fn records_without_newer_keys_are_read() {
         "\"threads\":1,",
         "\"endpoints\":1,",
         "\"fan_in\":false,",
-        "\"own_domains\":false,",
+        "\"domains\":\"one\",\"streams\":0,",
         "\"cpu_ns_per_msg\":2900.0,",
     ];
     let old = old

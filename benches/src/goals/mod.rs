@@ -21,7 +21,7 @@ mod table;
 use std::time::Duration;
 
 use crate::floor::{self, Floor};
-use crate::options::{Api, Bench, BenchOp};
+use crate::options::{Bench, BenchOp};
 use crate::output::print;
 use crate::peer_process::current_program;
 use crate::peers::{BenchCase, FabricLibrary, FabricUdp, MeasuredLibrary};
@@ -33,11 +33,8 @@ use crate::stop::Stop;
 use crate::{Error, Result, congestion, progress_bar, table as tables};
 
 use Bench::{Bw, Lat, Rate};
-use metric::{Goal, GoalBound, Metric, PeerProgram};
+use metric::{FabricCase, Goal, GoalBound, Metric, PeerProgram};
 
-/// Messages in flight in streams over sockets, and in streams of small messages that are awaited
-/// one by one.
-const WINDOW: usize = 64;
 /// How much two readings of the cache line may differ and still be of the same place.
 const MAX_LINE_CHANGE: f64 = 1.5;
 /// The time of a cache line at which the two cores count as far apart: two halves of one physical
@@ -206,46 +203,15 @@ impl GoalRunner<'_> {
             time: self.time,
             cores: self.cores,
         };
-        let fabric = FabricLibrary::new(self.provider);
         let (bench, record) = match metric {
-            Metric::Fabric(bench, op, size) => {
-                (bench, fabric.measure(&case(bench, op, size), self.stop)?)
-            }
-            Metric::FabricBatch(op, size) => {
-                let mut plan = fabric.plan(&case(Rate, op, size));
-                plan.api = Api::Batch;
-                (Rate, fabric.run(&plan, self.stop)?)
-            }
-            Metric::FabricMapped(bench, op, size) => {
+            Metric::Fabric(fabric_case) => {
+                let FabricCase {
+                    bench, op, size, ..
+                } = fabric_case;
+                let fabric = FabricLibrary::new(self.provider);
                 let mut plan = fabric.plan(&case(bench, op, size));
-                plan.api = Api::Mapped;
+                fabric_case.apply_to(&mut plan);
                 (bench, fabric.run(&plan, self.stop)?)
-            }
-            Metric::FabricWithModes(wait, progress, size) => {
-                let mut plan = fabric.plan(&case(Lat, BenchOp::Send, size));
-                (plan.wait, plan.progress) = (wait, progress);
-                (Lat, fabric.run(&plan, self.stop)?)
-            }
-            Metric::FabricAsSockets(bench, op, size) => {
-                let mut plan = fabric.plan(&case(bench, op, size));
-                (plan.window, plan.congestion) = (WINDOW, congestion::system_default());
-                (bench, fabric.run(&plan, self.stop)?)
-            }
-            Metric::FabricAwaited(size) => {
-                let mut plan = fabric.plan(&case(Rate, BenchOp::Send, size));
-                plan.window = WINDOW;
-                (Rate, fabric.run(&plan, self.stop)?)
-            }
-            Metric::FabricAsSocketsBatch(op, size) => {
-                let mut plan = fabric.plan(&case(Rate, op, size));
-                (plan.window, plan.congestion, plan.api) =
-                    (WINDOW, congestion::system_default(), Api::Batch);
-                (Rate, fabric.run(&plan, self.stop)?)
-            }
-            Metric::FabricIdlePeers(count, size) => {
-                let mut plan = fabric.plan(&case(Lat, BenchOp::Send, size));
-                plan.idle = count;
-                (Lat, fabric.run(&plan, self.stop)?)
             }
             Metric::BytesPerIdleConnection(count) => {
                 return Ok(self

@@ -1,6 +1,8 @@
 //! A measuring endpoint with its peers.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fabric_async::{Error as FabricError, FiAddr, Operation};
 
@@ -11,6 +13,9 @@ use crate::Result;
 use crate::options::{Api, BenchOp};
 use crate::peer_process::control::{recv_control, send_control};
 use crate::samples::TimeStamps;
+
+/// Messages of a round that streams beside a measurement.
+const STREAM_ROUND: usize = 1024;
 
 /// An endpoint of the initiator, its peers, and what it needs for a round.
 pub(super) struct Client {
@@ -127,6 +132,24 @@ impl Client {
             _ => self.stream_queue(buffers, count).await?,
         };
         self.endpoint.recycle(buffers);
+        Ok(self)
+    }
+
+    /// Streams messages of this size until `is_over`, in rounds that the peers report as received.
+    pub(super) async fn stream_until(
+        mut self,
+        size: usize,
+        is_over: Arc<AtomicBool>,
+    ) -> Result<Self> {
+        while !is_over.load(Ordering::Relaxed) {
+            let count = STREAM_ROUND as u64;
+            self.request_round(&RoundRequest::Sink { size, count })
+                .await?;
+            self.wait_replies(&RoundReply::Ready).await?;
+            let count = STREAM_ROUND * self.peers.len();
+            self = self.stream(size, count).await?;
+            self.wait_replies(&RoundReply::Finished).await?;
+        }
         Ok(self)
     }
 

@@ -9,7 +9,7 @@ use fabric_async::{
 use futures_util::StreamExt;
 
 use super::plan::Plan;
-use crate::options::{Api, BenchOp, ThreadModelKind, WaitMode};
+use crate::options::{Api, BenchOp, DomainLayout, ThreadModelKind, WaitMode};
 use crate::{Result, limits};
 
 /// The tag of measured messages, if they have one.
@@ -33,7 +33,7 @@ pub(super) struct BenchEndpoint {
 const DESCRIPTORS_OF_ENDPOINT: u64 = 8;
 const OTHER_DESCRIPTORS: u64 = 256;
 
-/// Opens this many endpoints, in one domain or in a domain each as planned.
+/// Opens this many endpoints, in one domain or in a domain or resource domain each as planned.
 pub(super) async fn open_endpoints(plan: &Plan, count: usize) -> Result<Vec<BenchEndpoint>> {
     // Each endpoint of the initiator is connected, also to one endpoint of the responder.
     let connected = count.max(plan.endpoints);
@@ -43,16 +43,21 @@ pub(super) async fn open_endpoints(plan: &Plan, count: usize) -> Result<Vec<Benc
     }
     let info = plan.discover_info()?;
     let fabric = Fabric::open(&info)?;
-    let mut domain = open_domain(plan, &fabric, &info)?;
+    let parent = open_domain(plan, &fabric, &info)?;
+    // The domain of an endpoint, unless it is the parent.
+    let mut own = None;
     let address = format!("{}://", plan.provider);
     let mut endpoints = Vec::with_capacity(count);
     for at in 0..count {
-        if plan.own_domains && at > 0 {
-            domain = open_domain(plan, &fabric, &info)?;
+        match plan.domains {
+            DomainLayout::Own if at > 0 => own = Some(open_domain(plan, &fabric, &info)?),
+            DomainLayout::Resource => own = Some(parent.resource_domain().open()?),
+            DomainLayout::One | DomainLayout::Own => {}
         }
+        let domain = own.as_ref().unwrap_or(&parent);
         let (tx, rx) = (
-            domain.completion_queue(plan.window)?,
-            domain.completion_queue(plan.window)?,
+            domain.completion_queue(plan.queue_size())?,
+            domain.completion_queue(plan.queue_size())?,
         );
         let ep = domain
             .endpoint(&info)?
@@ -104,7 +109,7 @@ pub(super) async fn open_idle_endpoints(plan: &Plan, count: usize) -> Result<Vec
         &Plan {
             wait: WaitMode::Park,
             window: 1,
-            own_domains: false,
+            domains: DomainLayout::One,
             ..plan.clone()
         },
         count,

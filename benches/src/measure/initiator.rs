@@ -1,11 +1,13 @@
 //! The initiator of one worker: a thread with its own domain and runtime.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fabric_async::Error as FabricError;
+use tokio::task::JoinHandle;
 
 use super::client::Client;
 use super::endpoint::{BenchEndpoint, open_endpoints};
@@ -85,6 +87,8 @@ struct Initiator {
     plan: Plan,
     /// The endpoints; all but the first measure only messages.
     clients: Vec<Client>,
+    /// The endpoints that stream messages while round trips are measured.
+    streams: Vec<Client>,
     /// Memory of this process for each idle peer, in bytes.
     idle_bytes: Option<f64>,
     stop: Stop,
@@ -101,13 +105,12 @@ impl Initiator {
         stop: Stop,
         floor: Option<Arc<Floor>>,
     ) -> Result<Self> {
-        let (active, idle) = names.split_at(plan.responder_endpoints().min(names.len()));
+        let (active, others) = names.split_at(plan.responder_endpoints().min(names.len()));
+        let (streamed, idle) = others.split_at(plan.streams.min(others.len()));
+        let mut endpoints = open_endpoints(&plan, plan.endpoints + plan.streams).await?;
+        let streaming = endpoints.split_off(plan.endpoints);
         let mut clients = Vec::with_capacity(plan.endpoints);
-        for (at, endpoint) in open_endpoints(&plan, plan.endpoints)
-            .await?
-            .into_iter()
-            .enumerate()
-        {
+        for (at, endpoint) in endpoints.into_iter().enumerate() {
             let names = if plan.fan_in {
                 active
             } else {
@@ -115,10 +118,16 @@ impl Initiator {
             };
             clients.push(Client::connect(endpoint, &plan, names).await?);
         }
+        let (mut streams, stream_plan) = (Vec::with_capacity(plan.streams), plan.stream_plan());
+        for (endpoint, name) in streaming.into_iter().zip(streamed) {
+            streams
+                .push(Client::connect(endpoint, &stream_plan, std::slice::from_ref(name)).await?);
+        }
         let idle_bytes = Self::connect_idle(&clients[0].endpoint, idle).await?;
         Ok(Self {
             plan,
             clients,
+            streams,
             idle_bytes,
             stop,
             floor,
@@ -287,11 +296,7 @@ impl Initiator {
             .map(|client| tokio::spawn(work(client)))
             .collect();
         for task in tasks {
-            let ended = task.await.map_err(|panic| Error::Io {
-                what: "running the task of an endpoint".into(),
-                error: panic.into(),
-            })?;
-            self.clients.push(ended?);
+            self.clients.push(join(task).await?);
         }
         Ok(())
     }
@@ -305,8 +310,17 @@ impl Initiator {
         }
         self.start_round(|count| RoundRequest::Echo { size, count }, count)
             .await?;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let streams: Vec<_> = std::mem::take(&mut self.streams)
+            .into_iter()
+            .map(|client| tokio::spawn(client.stream_until(size, is_over.clone())))
+            .collect();
         self.run_clients(|client| client.run_round_trips(size, share))
             .await?;
+        is_over.store(true, Ordering::Relaxed);
+        for stream in streams {
+            self.streams.push(join(stream).await?);
+        }
         let elapsed = self.clients.iter().map(|client| client.stamps.elapsed());
         Ok(elapsed.max().unwrap_or_default())
     }
@@ -327,4 +341,12 @@ impl Initiator {
         self.wait_replies(RoundReply::Finished).await?;
         Ok(began.elapsed())
     }
+}
+
+/// Waits for the end of an endpoint's task.
+async fn join(task: JoinHandle<Result<Client>>) -> Result<Client> {
+    task.await.map_err(|panic| Error::Io {
+        what: "running the task of an endpoint".into(),
+        error: panic.into(),
+    })?
 }

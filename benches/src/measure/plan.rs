@@ -5,8 +5,8 @@ use fabric_async::{Caps, EpType, Error as FabricError, Hints, Info, discover};
 use serde::{Deserialize, Serialize};
 
 use crate::options::{
-    Api, Bench, BenchOp, MessageModelKind, ProgressMode, RuntimeKind, ThreadModelKind, WaitMode,
-    name,
+    Api, Bench, BenchOp, DomainLayout, MessageModelKind, ProgressMode, RuntimeKind,
+    ThreadModelKind, WaitMode, name,
 };
 use crate::record::Record;
 use crate::size::Size;
@@ -45,10 +45,13 @@ pub struct Plan {
     /// Whether all endpoints of a thread talk with the same endpoint of the responder.
     #[serde(default)]
     pub fan_in: bool,
-    /// Whether each endpoint, of both sides, has a domain of its own instead of one for all
-    /// endpoints of a thread.
+    /// The domains of the endpoints of a thread, on both sides.
     #[serde(default)]
-    pub own_domains: bool,
+    pub domains: DomainLayout,
+    /// Endpoints of each side, in the domain of the measured ones, that stream messages of the
+    /// measured size while round trips are measured.
+    #[serde(default)]
+    pub streams: usize,
     /// Measuring threads, each with domains of its own.
     pub threads: usize,
     /// When the measurement of a size ends.
@@ -139,6 +142,9 @@ impl Plan {
         if self.fan_in && self.op == BenchOp::Loan && self.bench == Bench::Lat {
             return Err(self.invalid_request("round trips are not measured with --fan-in"));
         }
+        if self.streams > 0 && (self.fan_in || self.op != BenchOp::Send) {
+            return Err(self.invalid_request("--streams needs --op send, and no --fan-in"));
+        }
         if self.op.is_one_sided() {
             if self.peers > 1 {
                 return Err(self.invalid_request("only measured with one peer"));
@@ -190,6 +196,12 @@ impl Plan {
                 )));
             }
         }
+        if self.streams > MAX_COUNT {
+            return Err(Error::InvalidRequest(format!(
+                "--streams {} is more than {MAX_COUNT}",
+                self.streams
+            )));
+        }
         if self.idle > MAX_IDLE_PEERS {
             return Err(Error::InvalidRequest(format!(
                 "--idle {} is more than {MAX_IDLE_PEERS}",
@@ -219,7 +231,8 @@ impl Plan {
             self.initiator_buffers() * self.endpoints,
             self.responder_buffers() * self.responder_endpoints(),
         );
-        let buffers = (initiator as u128 + responder as u128) * self.threads as u128;
+        let streaming = self.streams * (self.stream_plan().responder_buffers() + DEFAULT_WINDOW);
+        let buffers = (initiator + responder + streaming) as u128 * self.threads as u128;
         buffers.max(2) * size as u128
     }
 
@@ -229,6 +242,26 @@ impl Plan {
             1
         } else {
             self.endpoints * self.peers
+        }
+    }
+
+    /// Returns the number of entries of each completion queue.
+    pub(super) fn queue_size(&self) -> usize {
+        if self.streams > 0 {
+            self.window.max(DEFAULT_WINDOW)
+        } else {
+            self.window
+        }
+    }
+
+    /// Returns the plan of the endpoints that stream messages beside the measured ones.
+    pub(super) fn stream_plan(&self) -> Self {
+        Self {
+            bench: Bench::Rate,
+            window: DEFAULT_WINDOW,
+            peers: 1,
+            endpoints: self.streams,
+            ..self.clone()
         }
     }
 
@@ -355,7 +388,8 @@ impl Plan {
             threads: self.threads,
             endpoints: self.endpoints,
             fan_in: self.fan_in,
-            own_domains: self.own_domains,
+            domains: name(self.domains),
+            streams: self.streams,
             ..Record::default()
         }
     }

@@ -71,12 +71,18 @@ pub(crate) async fn start_worker(
             .map(pin::pin_to_core);
         let (runtime, failed) = (plan.runtime, opened.clone());
         let run = async move {
-            let endpoints = open_endpoints(&plan, plan.responder_endpoints()).await?;
+            let active = plan.responder_endpoints();
+            let endpoints = open_endpoints(&plan, active + plan.streams).await?;
             let idle = open_idle_endpoints(&plan, plan.idle).await?;
             let name = |endpoint: &BenchEndpoint| endpoint.ep.name().to_string();
             let _ = opened.send(Ok(endpoints.iter().chain(&idle).map(name).collect()));
-            let serve = |endpoint| {
-                let (plan, failures) = (plan.clone(), failures.clone());
+            let serve = |(at, endpoint)| {
+                let failures = failures.clone();
+                let plan = if at < active {
+                    plan.clone()
+                } else {
+                    plan.stream_plan()
+                };
                 async move {
                     if let Err(error) = serve(endpoint, &plan).await {
                         let _ = failures.send(error);
@@ -85,7 +91,8 @@ pub(crate) async fn start_worker(
             };
             let tasks: Vec<_> = endpoints
                 .into_iter()
-                .map(|endpoint| tokio::spawn(serve(endpoint)))
+                .enumerate()
+                .map(|numbered| tokio::spawn(serve(numbered)))
                 .collect();
             for task in tasks {
                 let _ = task.await;

@@ -2,7 +2,9 @@
 
 use super::{BenchCase, MeasuredLibrary};
 use crate::measure::{Budget, DEFAULT_WINDOW, Plan, measure};
-use crate::options::{Api, MessageModelKind, ProgressMode, RuntimeKind, ThreadModelKind, WaitMode};
+use crate::options::{
+    Api, DomainLayout, MessageModelKind, ProgressMode, RuntimeKind, ThreadModelKind, WaitMode,
+};
 use crate::peer_process::PeerProcess;
 use crate::record::Record;
 use crate::stop::Stop;
@@ -45,7 +47,8 @@ impl FabricLibrary {
             peers: 1,
             endpoints: 1,
             fan_in: false,
-            own_domains: false,
+            domains: DomainLayout::One,
+            streams: 0,
             threads: 1,
             budget: Budget::Seconds(case.time.as_secs_f64()),
             sizes: vec![case.size],

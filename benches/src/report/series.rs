@@ -25,11 +25,10 @@ pub(super) struct Series {
 }
 
 /// Number of attributes of a result.
-const ATTRIBUTES: usize = 13;
+const ATTRIBUTES: usize = 14;
 
 /// Returns the attributes in which results of one provider may differ.
 fn attributes(record: &Record) -> [(&'static str, String); ATTRIBUTES] {
-    let described = |is_set: bool, text: &str| if is_set { text.into() } else { String::new() };
     [
         ("", record.op.clone()),
         ("", record.api.clone()),
@@ -49,8 +48,9 @@ fn attributes(record: &Record) -> [(&'static str, String); ATTRIBUTES] {
         ("peers ", record.peers.to_string()),
         ("threads ", record.threads.to_string()),
         ("endpoints ", record.endpoints.to_string()),
-        ("", described(record.fan_in, "fan-in")),
-        ("", described(record.own_domains, "a domain each")),
+        ("fan-in ", record.fan_in.to_string()),
+        ("domains ", record.domains.clone()),
+        ("streams ", record.streams.to_string()),
     ]
 }
 

@@ -160,8 +160,8 @@
 //! fabric-bench lat  --size 8 --wait park --seconds 0.4       (prints halves of round trips)
 //! fabric-bench rate --size 8 --wait park --seconds 0.4
 //!   with --endpoints 8
-//!   with --endpoints 8 --own-domains
-//!   with --endpoints 256 --own-domains --fan-in
+//!   with --endpoints 8 --domains own
+//!   with --endpoints 256 --domains own --fan-in
 //!   multi thread: with --runtime multi --pin none
 //! ```
 //!
