@@ -19,7 +19,7 @@ async fn connectionless(address: &str) -> Result<()> {
     let client = Endpoint::bind(address).await?;
     let peer = client.add_peer(server.name()).await?;
     tokio::spawn(async move {
-        let msg = server.recv().await?; // in memory of the domain's pool
+        let msg = server.recv().await?; // in a pooled buffer
         server.send(msg.source()?, msg.into_bytes()).await?;
         Ok::<_, Error>(())
     });

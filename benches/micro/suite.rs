@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use fabric_core::Address;
-use fabric_core::buf::BufferPool;
+use fabric_core::buf::PooledBuf;
 use fabric_core::flags::Access;
 use fabric_core::matching::{Envelope, Matcher, PeerKey, RecvPostResult, RecvSpec, TagMatch};
 use fabric_core::mr::{LocalMemory, RegionTable, check_access, check_range};
@@ -257,9 +257,8 @@ fn address() -> Work {
 }
 
 fn pool() -> Work {
-    let pool = BufferPool::new();
-    Box::new(move || {
-        let mut buf = pool.take(black_box(4096));
+    Box::new(|| {
+        let mut buf = PooledBuf::with_capacity(black_box(4096));
         buf.extend_from_slice(&[7; 64]);
         buf.len()
     })

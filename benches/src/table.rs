@@ -135,7 +135,8 @@ pub fn heading(record: &Record) -> String {
     };
     format!(
         "{provider}, {op}: {what}\napi {api}, wait {wait}, progress {progress}, runtime \
-         {runtime}{threading}{msg_model}, peers {peers}, threads {threads}{endpoints}{domains}{streams}"
+         {runtime}{threading}{msg_model}, peers {peers}, threads \
+         {threads}{endpoints}{domains}{streams}"
     )
 }
 

@@ -44,7 +44,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use crate::address::FiAddr;
-use crate::buf::{BufferPool, CopySource, PeerMemory, PooledBuf};
+use crate::buf::{CopySource, PeerMemory, PooledBuf};
 use crate::completion::{Outcome, Transfer};
 use crate::error::Error;
 use crate::matching::{
@@ -102,7 +102,6 @@ pub struct RxQueue {
     budget: UnexpectedBudget,
     over_budget: PeersOverBudget,
     held: HeldMessages,
-    pool: Arc<BufferPool>,
 }
 
 /// A message that no receive has taken yet.
@@ -169,7 +168,7 @@ impl RxQueue {
     /// Creates the receive queue of an endpoint, which buffers at most `budget` bytes of unexpected
     /// messages.
     #[must_use]
-    pub fn new(ep: EpId, budget: usize, pool: Arc<BufferPool>) -> Self {
+    pub fn new(ep: EpId, budget: usize) -> Self {
         Self {
             ep,
             shared: false,
@@ -190,7 +189,6 @@ impl RxQueue {
             budget: UnexpectedBudget::new(budget),
             over_budget: PeersOverBudget::default(),
             held: HeldMessages::new(),
-            pool,
         }
     }
 
@@ -425,7 +423,7 @@ impl RxQueue {
         if !self.make_room(engine, &envelope, cost) {
             return self.decline_over_budget(engine, &envelope);
         }
-        let mut buffered = PooledBuf::empty(&self.pool);
+        let mut buffered = PooledBuf::empty();
         if peer_memory.is_none() {
             if buffered.begin_fill(envelope.len).is_err() {
                 return self.decline_held(engine, &envelope);

@@ -31,10 +31,10 @@ pub(super) struct UsageLimits {
 }
 
 /// What may remain after an attack, when the server has received or discarded what was left.
-/// Memory: the buffer pool keeps up to 52 MiB, and the allocator keeps free memory. Shared memory:
-/// code of the program that runs for the first time, and segments of the clients. Descriptors and
-/// mappings: those of threads that the library starts once, and of the allocator. Over `shm` the
-/// free chunks of the server's loans are added.
+/// Memory: up to 52 MiB of free buffers are kept, and the allocator keeps free memory. Shared
+/// memory: code of the program that runs for the first time, and segments of the clients.
+/// Descriptors and mappings: those of threads that the library starts once, and of the allocator.
+/// Over `shm` the free chunks of the server's loans are added.
 pub(super) const LIMITS_AFTER: UsageLimits = UsageLimits {
     memory: 64 << 20,
     shared_memory: 16 << 20,

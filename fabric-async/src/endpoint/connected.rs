@@ -245,7 +245,7 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
         self.ep.send(self.peer, buf)
     }
 
-    /// Returns a request to receive a message of any length into memory of the domain's pool
+    /// Returns a request to receive a message of any length into a [`PooledBuf`]
     /// (`fi_recv`), as [`Endpoint::recv`].
     ///
     /// When the connection ends, the receive fails with
@@ -323,8 +323,8 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
         self.ep.write(self.peer, to, buf)
     }
 
-    /// Returns a request to read one or several ranges of the peer's memory into memory of the
-    /// domain's pool (`fi_read`), as [`Endpoint::read`].
+    /// Returns a request to read one or several ranges of the peer's memory into a
+    /// [`PooledBuf`] (`fi_read`), as [`Endpoint::read`].
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.

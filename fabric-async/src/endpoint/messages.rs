@@ -45,7 +45,7 @@ impl<M: ThreadModel> Endpoint<M> {
         Request::new(&self.inner, SendOp::new(peer), buf)
     }
 
-    /// Returns a request to receive a message of any length into memory of the domain's pool
+    /// Returns a request to receive a message of any length into a [`PooledBuf`]
     /// (`fi_recv`).
     ///
     /// The receive of a message above the endpoint's [`Info::ep`](crate::Info::ep)`.max_msg_size`
@@ -56,7 +56,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Safe: a message whose receive is dropped goes to the next receive.
     #[doc(alias = "fi_recv")]
     pub fn recv(&self) -> Request<'_, RecvOp, PooledBuf, M> {
-        self.recv_into(PooledBuf::empty(self.inner.domain.engine.pool()))
+        self.recv_into(PooledBuf::empty())
     }
 
     /// Returns a request to receive into this buffer (`fi_recv`). A `Vec` or `BytesMut` has room
@@ -163,7 +163,7 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     /// Returns a request to receive a message in place: in the sender's memory if the message was
-    /// sent from a [loan](crate::Domain::loan), else in memory of the domain's pool. The memory
+    /// sent from a [loan](crate::Domain::loan), else in a pooled buffer. The memory
     /// returns to the sender when the [`LoanedBuf`] is dropped.
     ///
     /// The bytes are copied out of the buffer, written to a descriptor, or borrowed by
@@ -172,7 +172,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Cancel safety
     /// Safe, as [`Endpoint::recv`].
     pub fn recv_loan(&self) -> Request<'_, RecvOp, LoanedBuf, M> {
-        self.recv_into(LoanedBuf::empty(self.inner.domain.engine.pool()))
+        self.recv_into(LoanedBuf::empty())
     }
 
     /// Returns a future that waits for a transmit credit to this peer, in order with waiting sends.

@@ -83,7 +83,7 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     /// Returns a request to read a range of a peer's memory (`fi_read`), or a list of ranges as one
-    /// operation (`fi_readmsg` with several `fi_rma_iov`), into memory of the domain's pool.
+    /// operation (`fi_readmsg` with several `fi_rma_iov`), into a [`PooledBuf`].
     ///
     /// Several ranges are read one after the other; all are checked first, as with
     /// [`write`](Self::write).
@@ -100,11 +100,7 @@ impl<M: ThreadModel> Endpoint<M> {
         peer: FiAddr,
         from: impl Into<ReadFrom>,
     ) -> Request<'_, ReadOp, PooledBuf, M> {
-        self.read_into(
-            peer,
-            from,
-            PooledBuf::empty(self.inner.domain.engine.pool()),
-        )
+        self.read_into(peer, from, PooledBuf::empty())
     }
 
     /// Returns a request to read a range, or a list of ranges, of a peer's memory into this buffer,

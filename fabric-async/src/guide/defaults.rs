@@ -74,7 +74,7 @@
 //! | closing threads | 8 for descriptors and 1 for memory; 64 items that wait for one | a peer's descriptor or memory may take long to close |
 //! | mappings of shared memory | a quarter of `vm.max_map_count` per process, with those of peers | a process without mappings cannot allocate memory |
 //! | mappings of received loans | half of these per process; of one peer an eighth of that half, at most 768 | further loans are copied by their senders |
-//! | pool | powers of two from 256 bytes to 1 MiB, 4 MiB of each | reuse within bounded memory |
+//! | free pooled buffers | powers of two from 256 bytes to 1 MiB, of each 4 MiB per process and 256 KiB per thread | reuse within bounded memory, without a lock where one thread receives and drops |
 //! | memory of a long message | reserved once, at the announced length | nothing is copied again; pages are used as bytes arrive |
 //!
 //! # Inbound connections of `tcp` and `shm`

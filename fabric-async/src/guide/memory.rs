@@ -73,11 +73,13 @@
 //!
 //! # Pooled buffers
 //!
-//! [`Endpoint::recv`] takes a buffer from the domain's pool when a message arrives, so the caller
-//! passes no buffer and a message of any length fits. [`Message::into_bytes`] turns it into `Bytes`
-//! without a copy, [`PooledBuf::into_vec`] into a vector. The memory returns to the pool with its
-//! last owner. The pool keeps buffers of powers of two from 256 bytes to 1 MiB, at most 4 MiB of
-//! each size; larger ones go back to the allocator.
+//! [`Endpoint::recv`] takes a buffer when a message arrives, so the caller passes no buffer and a
+//! message of any length fits. [`Message::into_bytes`] turns it into `Bytes` without a copy,
+//! [`PooledBuf::into_vec`] into a vector. When the last owner drops the buffer, it is kept for the
+//! next message. There are buffers of powers of two from 256 bytes to 1 MiB. Of each size, a
+//! thread keeps 256 KiB for itself, in at most 32 buffers, and the threads of the process share
+//! 4 MiB. Other buffers go back to the allocator. A thread that receives messages and drops them
+//! takes and keeps its own buffers, without a lock.
 //!
 //! The memory of a pooled buffer is reserved once, at the length in the message's header. The
 //! kernel provides pages as bytes arrive, so a peer that announces a length without sending costs

@@ -119,7 +119,7 @@
 //! | ring of `shm` | 128 KiB for each direction and peer | sends are queued and hold a credit until the ring has room |
 //! | loans of `shm` to one peer | 256 | further loans to the peer are copied |
 //! | memory of loans of `shm` | 4 GiB per domain ([`loan_limit`](crate::DomainBuilder::loan_limit)) | [`Domain::loan`] waits, [`Domain::try_loan`] is refused |
-//! | unused buffers in the domain's pool | 4 MiB of each size class (powers of two from 256 B to 1 MiB) | freed |
+//! | free [pooled buffers](super::memory#pooled-buffers) | 4 MiB of each size class (powers of two from 256 B to 1 MiB) per process, and 256 KiB per thread | freed |
 //!
 //! Under [manual progress](super::progress#manual-progress), while no task waits for an object of
 //! the domain and no send is pending, messages over `shm` stay in the ring. Messages over `tcp` and

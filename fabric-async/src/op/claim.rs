@@ -147,7 +147,7 @@ impl<M: ThreadModel> Claimed<M> {
         self.transfer.source.ok_or(Error::UnknownSource)
     }
 
-    /// Returns a request to receive the message into memory of the domain's pool, as
+    /// Returns a request to receive the message into a [`PooledBuf`], as
     /// [`Endpoint::recv`](crate::Endpoint::recv).
     ///
     /// The request completes as any receive does: with [`Error::Truncated`] when the buffer is too
@@ -155,7 +155,7 @@ impl<M: ThreadModel> Claimed<M> {
     /// middle of the message. If the post fails, or the request or its unpolled future is dropped,
     /// the message is released for other receives.
     pub fn recv(self) -> Request<'static, ClaimedRecvOp<M>, PooledBuf, M> {
-        let buf = PooledBuf::empty(self.ep.domain.engine.pool());
+        let buf = PooledBuf::empty();
         self.recv_into(buf)
     }
 

@@ -14,11 +14,11 @@ use super::batch::{self, BatchOp, ChunkResult, QueuedRequest};
 use super::traits::{BufferOp, BytesOp, MatchingOp, Op, sealed};
 use crate::endpoint_inner::EndpointInner;
 
-/// A received message in a buffer of the domain's pool.
+/// A received message in a [pooled buffer](crate::guide::memory#pooled-buffers).
 ///
 /// Dereferences to its bytes; [`source`](Message::source) returns the sender,
-/// [`into_bytes`](Message::into_bytes) keeps the bytes without copying. The memory returns to the
-/// pool when the last owner drops it.
+/// [`into_bytes`](Message::into_bytes) keeps the bytes without copying. The memory is
+/// kept for other messages when the last owner drops it.
 pub type Message = Done<PooledBuf>;
 
 /// A receive ([`Endpoint::recv`](crate::Endpoint::recv) and others). Takes untagged messages from

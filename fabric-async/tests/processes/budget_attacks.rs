@@ -20,8 +20,8 @@ pub(crate) const ENDPOINTS: usize = 24;
 /// Longer than the share of a peer.
 pub(crate) const LONG_LEN: usize = 8 << 20;
 pub(crate) const BUDGET: usize = 16 << 20;
-/// What the buffer pool of a domain keeps of the three sizes of messages.
-const POOLED: usize = 3 * (4 << 20);
+/// What a process with three threads keeps of the free buffers of the three sizes of messages.
+const POOLED: usize = 3 * ((4 << 20) + 3 * (256 << 10));
 
 /// Returns an endpoint of the same provider as `name`, and its handle for the endpoint there.
 pub(crate) async fn client_of(name: &str) -> (Endpoint, FiAddr) {

@@ -64,7 +64,7 @@ pub enum AnyBuf {
     Str(&'static str),
     /// `String`; can be sent only.
     String(String),
-    /// A buffer of the domain's pool.
+    /// A buffer that the process keeps for reuse.
     Pooled(PooledBuf),
     /// Memory for a loan; can be sent only.
     Loan(Loan),
@@ -303,8 +303,7 @@ impl AnyBuf {
                 return None;
             }
         };
-        let empty = PooledBuf::empty_in(pooled.pool().cloned());
-        Some(std::mem::replace(pooled, empty))
+        Some(std::mem::take(pooled))
     }
 }
 

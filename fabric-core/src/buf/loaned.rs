@@ -11,12 +11,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use super::{AnyBuf, BufferPool, CopySource, IoBuf, IoBufMut, LoanedPayload, Payload, PooledBuf};
+use super::{AnyBuf, CopySource, IoBuf, IoBufMut, LoanedPayload, Payload, PooledBuf};
 use super::{payload::copy_in_chunks, sealed};
 use crate::error::Result;
 
 /// A received message. A loaned message is in its sender's memory, which is returned when the
-/// `LoanedBuf` is dropped; any other message is in memory of the domain's pool.
+/// `LoanedBuf` is dropped; any other message is in a [`PooledBuf`].
 ///
 /// Another process may write to the memory of a loan, so safe code cannot borrow the memory:
 /// [`read_at`](Self::read_at), [`to_vec`](Self::to_vec) and
@@ -39,8 +39,6 @@ enum LoanedStorage {
     InPlace {
         memory: Arc<dyn PeerMemory>,
         len: usize,
-        /// The pool for the buffer of a message that is not loaned.
-        pool: Option<Arc<BufferPool>>,
     },
 }
 
@@ -89,9 +87,9 @@ impl LoanedBuf {
     /// Creates a buffer that takes the next message in place, and later messages as copies.
     #[doc(hidden)]
     #[must_use]
-    pub fn empty(pool: &Arc<BufferPool>) -> Self {
+    pub const fn empty() -> Self {
         Self(LoanedStorage::Copied {
-            buf: PooledBuf::empty(pool),
+            buf: PooledBuf::empty(),
             accepts_loan: true,
         })
     }
@@ -202,7 +200,7 @@ impl LoanedBuf {
 
     /// Takes a whole message in place, if its memory is loaned. Returns true at most once.
     pub(super) fn take_in_place(&mut self, source: &dyn CopySource) -> bool {
-        let LoanedStorage::Copied { buf, accepts_loan } = &mut self.0 else {
+        let LoanedStorage::Copied { accepts_loan, .. } = &mut self.0 else {
             return false;
         };
         if !std::mem::take(accepts_loan) {
@@ -211,11 +209,9 @@ impl LoanedBuf {
         let Some(memory) = source.peer_memory().filter(|memory| memory.is_mapped()) else {
             return false;
         };
-        let pool = buf.pool().cloned();
         self.0 = LoanedStorage::InPlace {
             memory,
             len: source.len(),
-            pool,
         };
         true
     }
@@ -223,9 +219,9 @@ impl LoanedBuf {
     /// Returns the pooled buffer for a message that is not loaned; a loan is returned first.
     #[doc(hidden)]
     pub fn pooled_mut(&mut self) -> &mut PooledBuf {
-        if let LoanedStorage::InPlace { pool, .. } = &self.0 {
+        if let LoanedStorage::InPlace { .. } = &self.0 {
             self.0 = LoanedStorage::Copied {
-                buf: PooledBuf::empty_in(pool.clone()),
+                buf: PooledBuf::empty(),
                 accepts_loan: false,
             };
         }
@@ -279,10 +275,10 @@ impl IoBuf for LoanedBuf {
     }
 
     fn copy_from_peer(&mut self) -> Result<()> {
-        let LoanedStorage::InPlace { memory, len, pool } = &self.0 else {
+        let LoanedStorage::InPlace { memory, len } = &self.0 else {
             return Ok(());
         };
-        let mut buf = PooledBuf::empty_in(pool.clone());
+        let mut buf = PooledBuf::empty();
         buf.begin_fill(*len)?;
         copy_in_chunks(&**memory, 0, *len, |_, chunk| buf.extend_from_slice(chunk));
         self.0 = LoanedStorage::Copied {

@@ -19,7 +19,8 @@ pub use array::InlineBuf;
 pub use loan::{Loan, LoanMemory};
 pub use loaned::{LoanedBuf, PeerMemory};
 pub use payload::{LoanedPayload, Payload, VectoredPayload};
-pub use pool::{BufferPool, PooledBuf};
+pub use pool::PooledBuf;
+pub(crate) use pool::buffer_size;
 pub use source::CopySource;
 pub use vectored::{Gather, Scatter};
 
@@ -242,7 +243,7 @@ mod tests {
     #[test]
     fn loaned_bytes_are_copied_without_a_borrow() {
         let bytes: Vec<u8> = (0..10_000).map(|at| at as u8).collect();
-        let mut any = LoanedBuf::empty(&BufferPool::new()).into_any();
+        let mut any = LoanedBuf::empty().into_any();
         assert_eq!(any.receive(&CopyOnly(bytes.clone())).unwrap(), 10_000);
         any.finish(9_999);
         let payload = any.payload();
@@ -353,9 +354,8 @@ mod tests {
     }
 
     #[test]
-    fn pooled_buffers_grow_and_return_to_the_pool() {
-        let pool = BufferPool::new();
-        let mut any = PooledBuf::empty(&pool).into_any();
+    fn pooled_buffers_grow_and_are_reused() {
+        let mut any = PooledBuf::empty().into_any();
         any.begin_fill(3000).unwrap();
         for at in 0..3000 {
             any.write_at(at, &b"x".as_slice(), 0, 1);
@@ -365,7 +365,7 @@ mod tests {
         let at = buf.as_ptr();
         assert_eq!(buf.len(), 3000);
         drop(buf);
-        let again = pool.take(3000);
+        let again = PooledBuf::with_capacity(3000);
         assert_eq!(
             (again.len(), again.as_ptr()),
             (0, at),

@@ -1,7 +1,12 @@
-//! A pool of buffers for messages that are received without a buffer of the user.
+//! Free buffers for messages that are received without a buffer of the user.
+//!
+//! A thread keeps free buffers of its own, so that a thread that receives and drops messages takes
+//! no lock and executes no atomic read-modify-write. Buffers beyond these are shared by the
+//! threads of the process.
 
+use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex};
+use std::sync::{Mutex, TryLockError};
 use std::{fmt, mem};
 
 use bytes::Bytes;
@@ -9,94 +14,121 @@ use bytes::Bytes;
 use super::CopySource;
 use crate::error::{Error, Result};
 
-/// Base-2 logarithms of the smallest and largest size that the pool keeps.
+/// Base-2 logarithms of the smallest and largest size that are kept.
 const MIN_CLASS_SHIFT: u32 = 8;
 const MAX_CLASS_SHIFT: u32 = 20;
-/// The most bytes that the pool keeps free in one size class.
-const MAX_FREE_BYTES: usize = 1 << 22;
+/// The size classes: powers of two from 256 B to 1 MiB. Larger buffers are allocated and freed.
+const CLASSES: usize = (MAX_CLASS_SHIFT - MIN_CLASS_SHIFT + 1) as usize;
+/// The most bytes that threads share in one size class.
+const MAX_SHARED_BYTES: usize = 1 << 22;
+/// The most bytes and buffers that a thread keeps for itself in one size class.
+const MAX_OWN_BYTES: usize = 1 << 18;
+const MAX_OWN_BUFFERS: usize = 32;
 
-/// Free buffers by size class, powers of two from 256 B to 1 MiB. Larger buffers are allocated and
-/// freed.
+/// Free buffers of one size class.
+type FreeList = Vec<Vec<u8>>;
+/// The free buffers of a thread, by size class.
+type OwnLists = [FreeList; CLASSES];
+
+/// The free buffers that threads share, by size class.
 ///
-/// A buffer for a message is reserved once, at the length that the message's header announces, and
-/// is neither zero-filled nor copied to a larger one. For a large buffer the allocator reserves
-/// address space; the kernel provides pages as bytes arrive. So an announced length costs address
-/// space, and memory only for the bytes that a peer really sends.
-pub struct BufferPool {
-    /// The free buffers of each size class, the smallest class first.
-    free: [Mutex<Vec<Vec<u8>>>; (MAX_CLASS_SHIFT - MIN_CLASS_SHIFT + 1) as usize],
+/// A thread that finds a list locked goes without: in a process that was forked, the lock may
+/// stay held.
+static SHARED: [Mutex<FreeList>; CLASSES] = [const { Mutex::new(Vec::new()) }; CLASSES];
+
+thread_local! {
+    /// The free buffers of this thread, by size class.
+    static OWN: RefCell<OwnLists> = const { RefCell::new([const { Vec::new() }; CLASSES]) };
 }
 
-impl BufferPool {
-    /// Creates an empty pool.
-    #[must_use]
-    pub fn new() -> Arc<Self> {
-        Arc::new(Self {
-            free: Default::default(),
-        })
-    }
+/// Returns how many buffers of a size class a thread keeps for itself.
+fn own_limit(class: usize) -> usize {
+    MAX_OWN_BUFFERS.min(MAX_OWN_BYTES >> (class as u32 + MIN_CLASS_SHIFT))
+}
 
-    /// Takes an empty buffer with a capacity of at least `len` bytes.
-    #[must_use]
-    pub fn take(self: &Arc<Self>, len: usize) -> PooledBuf {
-        PooledBuf {
-            data: self.take_vec(len),
-            pool: Some(self.clone()),
-        }
+/// Calls `access` with the shared buffers of a size class, unless another thread has locked them.
+fn with_shared<T>(class: usize, access: impl FnOnce(&mut FreeList) -> T) -> Option<T> {
+    match SHARED[class].try_lock() {
+        Ok(mut shared) => Some(access(&mut shared)),
+        Err(TryLockError::Poisoned(shared)) => Some(access(&mut shared.into_inner())),
+        Err(TryLockError::WouldBlock) => None,
     }
+}
 
-    /// Returns the capacity of a buffer that is taken for `len` bytes.
-    pub(crate) fn buffer_size(len: usize) -> usize {
-        if len > 1 << MAX_CLASS_SHIFT {
-            len
+/// Takes a free buffer of a size class. A thread that has none takes several of the shared ones.
+fn take_free(class: usize) -> Option<Vec<u8>> {
+    let refill = |own: &mut FreeList| {
+        with_shared(class, |shared| {
+            let taken = shared.pop();
+            let more = (own_limit(class) / 2).min(shared.len());
+            own.extend(shared.drain(shared.len() - more..));
+            taken
+        })?
+    };
+    let take = |own: &RefCell<OwnLists>| {
+        let own = &mut own.borrow_mut()[class];
+        own.pop().or_else(|| refill(own))
+    };
+    // A thread that ends has no buffers of its own any more.
+    OWN.try_with(take).ok().flatten()
+}
+
+/// Keeps a free buffer of a size class. A thread that has too many shares half of them.
+fn keep_free(class: usize, data: Vec<u8>) {
+    let share = |own: &mut FreeList, data: Vec<u8>| {
+        let kept = own_limit(class) / 2;
+        let others = own.drain(kept.min(own.len())..).chain([data]);
+        with_shared(class, |shared| {
+            let limit = MAX_SHARED_BYTES >> (class as u32 + MIN_CLASS_SHIFT);
+            shared.extend(others.take(limit.saturating_sub(shared.len())));
+        });
+    };
+    // A thread that ends frees the buffer.
+    let _ = OWN.try_with(|own| {
+        let own = &mut own.borrow_mut()[class];
+        if own.len() < own_limit(class) {
+            own.push(data);
         } else {
-            len.next_power_of_two().max(1 << MIN_CLASS_SHIFT)
+            share(own, data);
         }
-    }
+    });
+}
 
-    /// Takes an empty vector with a capacity of at least `len` bytes.
-    fn take_vec(&self, len: usize) -> Vec<u8> {
-        // Aborts the process when the allocation fails, because this function returns no error.
-        self.try_take_vec(len)
-            .unwrap_or_else(|_| Vec::with_capacity(len))
+/// Returns the capacity of a buffer that is taken for `len` bytes.
+pub(crate) fn buffer_size(len: usize) -> usize {
+    if len > 1 << MAX_CLASS_SHIFT {
+        len
+    } else {
+        len.next_power_of_two().max(1 << MIN_CLASS_SHIFT)
     }
+}
 
-    /// As [`take_vec`](Self::take_vec), with [`Error::OutOfMemory`] when the allocation fails.
-    fn try_take_vec(&self, len: usize) -> Result<Vec<u8>> {
-        if len > 1 << MAX_CLASS_SHIFT {
-            return allocate(len);
-        }
-        let class = len
-            .next_power_of_two()
-            .trailing_zeros()
-            .saturating_sub(MIN_CLASS_SHIFT);
-        let kept = self.free[class as usize]
-            .lock()
-            .unwrap_or_else(|e| e.into_inner())
-            .pop();
-        match kept {
-            Some(data) => Ok(data),
-            None => allocate(1 << (class + MIN_CLASS_SHIFT)),
-        }
+/// Takes an empty vector with a capacity of at least `len` bytes.
+fn take_vec(len: usize) -> Vec<u8> {
+    // Aborts the process when the allocation fails, because this function returns no error.
+    try_take_vec(len).unwrap_or_else(|_| Vec::with_capacity(len))
+}
+
+/// As [`take_vec`], with [`Error::OutOfMemory`] when the allocation fails.
+fn try_take_vec(len: usize) -> Result<Vec<u8>> {
+    let size = buffer_size(len);
+    if size > 1 << MAX_CLASS_SHIFT {
+        return allocate(size);
     }
+    match take_free((size.trailing_zeros() - MIN_CLASS_SHIFT) as usize) {
+        Some(data) => Ok(data),
+        None => allocate(size),
+    }
+}
 
-    /// Returns a vector to the pool. Frees a vector of another size than the classes, or of a full
-    /// class.
-    fn recycle(&self, mut data: Vec<u8>) {
-        let capacity = data.capacity();
-        if !(1 << MIN_CLASS_SHIFT..=1 << MAX_CLASS_SHIFT).contains(&capacity)
-            || !capacity.is_power_of_two()
-        {
-            return;
-        }
-        let class = capacity.trailing_zeros() - MIN_CLASS_SHIFT;
+/// Keeps the memory of a vector, or frees that of a vector of another size than the classes.
+fn recycle(mut data: Vec<u8>) {
+    let capacity = data.capacity();
+    if (1 << MIN_CLASS_SHIFT..=1 << MAX_CLASS_SHIFT).contains(&capacity)
+        && capacity.is_power_of_two()
+    {
         data.clear();
-        let mut free = self.free[class as usize]
-            .lock()
-            .unwrap_or_else(|e| e.into_inner());
-        if (free.len() + 1) * capacity <= MAX_FREE_BYTES {
-            free.push(data);
-        }
+        keep_free((capacity.trailing_zeros() - MIN_CLASS_SHIFT) as usize, data);
     }
 }
 
@@ -112,63 +144,50 @@ fn allocate(len: usize) -> Result<Vec<u8>> {
     }
 }
 
-impl fmt::Debug for BufferPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("BufferPool")
-    }
-}
-
-/// A buffer of a domain's pool; returns to the pool when it is dropped.
+/// A buffer that returns to the free buffers of the process when it is dropped.
+///
+/// A buffer for a message is reserved once, at the length that the message's header announces, and
+/// is neither zero-filled nor copied to a larger one. For a large buffer the allocator reserves
+/// address space; the kernel provides pages as bytes arrive. So an announced length costs address
+/// space, and memory only for the bytes that a peer really sends.
 ///
 /// Dereferences to its bytes. [`PooledBuf::into_bytes`] converts it to `Bytes` without copying.
-pub struct PooledBuf {
-    data: Vec<u8>,
-    /// The pool that the memory returns to; `None` for memory that is freed.
-    pool: Option<Arc<BufferPool>>,
-}
+#[derive(Default)]
+pub struct PooledBuf(Vec<u8>);
 
 impl PooledBuf {
     /// Creates a buffer without memory; it takes memory when a message arrives.
     #[doc(hidden)]
     #[must_use]
-    pub fn empty(pool: &Arc<BufferPool>) -> Self {
-        Self::empty_in(Some(pool.clone()))
+    pub const fn empty() -> Self {
+        Self(Vec::new())
     }
 
-    /// Creates a buffer of this pool from a vector, without copying.
+    /// Creates a buffer from a vector, without copying.
     #[doc(hidden)]
     #[must_use]
-    pub fn from_vec(pool: &Arc<BufferPool>, data: Vec<u8>) -> Self {
-        Self {
-            data,
-            pool: Some(pool.clone()),
-        }
+    pub const fn from_vec(data: Vec<u8>) -> Self {
+        Self(data)
     }
 
-    /// Creates a buffer without memory; it returns to `pool`, if there is one.
-    pub(super) fn empty_in(pool: Option<Arc<BufferPool>>) -> Self {
-        Self {
-            data: Vec::new(),
-            pool,
-        }
+    /// Takes an empty buffer with a capacity of at least `len` bytes.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_capacity(len: usize) -> Self {
+        Self(take_vec(len))
     }
 
-    pub(super) fn pool(&self) -> Option<&Arc<BufferPool>> {
-        self.pool.as_ref()
-    }
-
-    /// Converts the buffer to `Bytes` without copying: the memory returns to the pool with the last
-    /// clone.
+    /// Converts the buffer to `Bytes` without copying. The drop of the last clone keeps the memory
+    /// for reuse.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         Bytes::from_owner(self)
     }
 
-    /// Converts the buffer to a vector without copying: the memory leaves the pool.
+    /// Converts the buffer to a vector without copying.
     #[must_use]
     pub fn into_vec(mut self) -> Vec<u8> {
-        self.pool = None;
-        mem::take(&mut self.data)
+        mem::take(&mut self.0)
     }
 
     /// Shortens the buffer to at most `len` bytes.
@@ -179,8 +198,8 @@ impl PooledBuf {
     /// Appends bytes. A buffer without capacity for them is reallocated, to at least twice its
     /// size.
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
-        self.grow(self.data.len(), bytes.len());
-        self.data.extend_from_slice(bytes);
+        self.grow(self.0.len(), bytes.len());
+        self.0.extend_from_slice(bytes);
     }
 
     /// Reserves capacity for a message of `len` bytes. A buffer that is too small is replaced by a
@@ -190,17 +209,10 @@ impl PooledBuf {
     /// [`Error::OutOfMemory`] when the allocation fails. The buffer is unchanged then.
     #[doc(hidden)]
     pub fn begin_fill(&mut self, len: usize) -> Result<()> {
-        if self.data.capacity() >= len && self.data.capacity() > 0 {
+        if self.0.capacity() >= len && self.0.capacity() > 0 {
             return Ok(());
         }
-        let larger = match &self.pool {
-            Some(pool) => pool.try_take_vec(len)?,
-            None => allocate(len)?,
-        };
-        let old = mem::replace(&mut self.data, larger);
-        if let Some(pool) = &self.pool {
-            pool.recycle(old);
-        }
+        recycle(mem::replace(&mut self.0, try_take_vec(len)?));
         Ok(())
     }
 
@@ -208,30 +220,23 @@ impl PooledBuf {
     #[doc(hidden)]
     #[must_use]
     pub fn has_room(&self, len: usize) -> bool {
-        self.data.capacity() >= len
+        self.0.capacity() >= len
     }
 
     /// Makes room for `count` bytes after offset `at`, amortized by doubling; bytes from `at` on
     /// may be discarded. Capacity that [`begin_fill`](Self::begin_fill) reserved is enough for its
     /// message, so no allocation happens then.
     pub(crate) fn grow(&mut self, at: usize, count: usize) {
-        if at + count > self.data.capacity() {
-            self.data.truncate(at);
-            let needed = (at + count).max(2 * self.data.capacity());
-            if self.data.capacity() > 1 << MAX_CLASS_SHIFT {
+        if at + count > self.0.capacity() {
+            self.0.truncate(at);
+            let needed = (at + count).max(2 * self.0.capacity());
+            if self.0.capacity() > 1 << MAX_CLASS_SHIFT {
                 // The allocator may remap pages (mremap(2)) instead of copying bytes.
-                return self.data.reserve_exact(needed - at);
+                return self.0.reserve_exact(needed - at);
             }
-            let mut larger = self
-                .pool
-                .as_ref()
-                .map_or_else(Vec::new, |pool| pool.take_vec(needed));
-            larger.reserve(needed);
-            larger.extend_from_slice(&self.data);
-            let old = mem::replace(&mut self.data, larger);
-            if let Some(pool) = &self.pool {
-                pool.recycle(old);
-            }
+            let mut larger = take_vec(needed);
+            larger.extend_from_slice(&self.0);
+            recycle(mem::replace(&mut self.0, larger));
         }
     }
 
@@ -245,19 +250,17 @@ impl PooledBuf {
         count: usize,
     ) {
         self.grow(at, count);
-        super::append(&mut self.data, at, source, from, count);
+        super::append(&mut self.0, at, source, from, count);
     }
 
     pub(crate) fn vec_mut(&mut self) -> &mut Vec<u8> {
-        &mut self.data
+        &mut self.0
     }
 }
 
 impl Drop for PooledBuf {
     fn drop(&mut self) {
-        if let Some(pool) = &self.pool {
-            pool.recycle(mem::take(&mut self.data));
-        }
+        recycle(mem::take(&mut self.0));
     }
 }
 
@@ -265,13 +268,13 @@ impl Deref for PooledBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.data
+        &self.0
     }
 }
 
 impl DerefMut for PooledBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.data
+        &mut self.0
     }
 }
 

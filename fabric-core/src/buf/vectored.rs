@@ -278,7 +278,7 @@ impl Scatter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::buf::BufferPool;
+    use crate::buf::PooledBuf;
 
     fn receive_into(room: Scatter, message: &[u8]) -> (Scatter, usize) {
         let mut any = room.into_any();
@@ -339,12 +339,11 @@ mod tests {
 
     #[test]
     fn growing_buffer_receives_the_rest_of_the_message() {
-        let pool = BufferPool::new();
-        let room = Scatter::from((Vec::with_capacity(2), pool.take(0)));
+        let room = Scatter::from((Vec::with_capacity(2), PooledBuf::with_capacity(0)));
         let (mut room, placed) = receive_into(room, &[5; 3000]);
         assert_eq!((placed, room.take::<Vec<u8>>(0).unwrap().len()), (3000, 2));
-        assert_eq!(room.take::<crate::buf::PooledBuf>(1).unwrap().len(), 2998);
-        assert!(room.take::<crate::buf::PooledBuf>(1).is_none());
+        assert_eq!(room.take::<PooledBuf>(1).unwrap().len(), 2998);
+        assert!(room.take::<PooledBuf>(1).is_none());
     }
 
     #[test]

@@ -12,7 +12,7 @@
 
 use std::collections::HashMap;
 
-use crate::buf::BufferPool;
+use crate::buf::buffer_size;
 use crate::matching::PeerKey;
 
 /// Memory that each unexpected message uses in addition to its buffer, in bytes: entries of the
@@ -25,7 +25,7 @@ pub(super) const GUARANTEED: usize = 4 << 10;
 
 /// Returns the cost of a buffered message of `len` bytes: the memory that it uses.
 pub(super) fn message_cost(len: usize) -> usize {
-    BufferPool::buffer_size(len).saturating_add(UNEXPECTED_OVERHEAD)
+    buffer_size(len).saturating_add(UNEXPECTED_OVERHEAD)
 }
 
 /// The memory that unexpected and claimed messages use, in bytes, by peer, and its limit.

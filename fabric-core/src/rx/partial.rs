@@ -317,7 +317,7 @@ impl RxQueue {
                 return None;
             }
         };
-        let mut buffer = matched.is_none().then(|| PooledBuf::empty(&self.pool));
+        let mut buffer = matched.is_none().then(PooledBuf::empty);
         if let Some(buffer) = &mut buffer
             && buffer.begin_fill(envelope.len).is_err()
         {
@@ -349,10 +349,7 @@ impl RxQueue {
                     .charge(envelope.peer, message_cost(envelope.len));
                 PartialTarget::Buffer(self.matcher.unexpected.insert(
                     envelope.clone(),
-                    UnexpectedMessage::new(
-                        buffer.unwrap_or_else(|| PooledBuf::empty(&self.pool)),
-                        Some(id),
-                    ),
+                    UnexpectedMessage::new(buffer.unwrap_or_default(), Some(id)),
                 ))
             }
         };

@@ -4,10 +4,7 @@
 //! delivers the messages of all of them to the shared queue. Closing an endpoint discards only
 //! those messages of its peers that are not complete.
 
-use std::sync::Arc;
-
 use crate::address::{Address, FiAddr};
-use crate::buf::BufferPool;
 use crate::error::Error;
 use crate::matching::PeerKey;
 use crate::op::EpId;
@@ -21,10 +18,10 @@ impl RxQueue {
     /// the domain. The queue has no budget before the first endpoint
     /// [raises](Self::raise_budget) it.
     #[must_use]
-    pub fn shared(id: EpId, pool: Arc<BufferPool>) -> Self {
+    pub fn shared(id: EpId) -> Self {
         Self {
             shared: true,
-            ..Self::new(id, 0, pool)
+            ..Self::new(id, 0)
         }
     }
 

@@ -284,7 +284,7 @@ impl RxQueue {
             return None;
         };
         let envelope = partial.envelope.clone();
-        let mut bytes = PooledBuf::empty(&self.pool);
+        let mut bytes = PooledBuf::empty();
         if !self.can_buffer(&envelope) || bytes.begin_fill(envelope.len).is_err() {
             return None;
         }

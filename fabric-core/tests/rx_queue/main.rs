@@ -7,7 +7,7 @@ mod stalled_messages;
 #[allow(dead_code)] // parts that only `tcp_wire` uses
 mod test_engine;
 
-use fabric_core::buf::{BufferPool, IoBuf};
+use fabric_core::buf::IoBuf;
 use fabric_core::matching::{Envelope, PeerKey, RecvSpec, TagMatch};
 use fabric_core::rx::{PartialId, RxQueue};
 use fabric_core::transport::{EpId, OpKey};
@@ -32,7 +32,7 @@ impl Fixture {
 
     fn with_budget(budget: usize) -> Self {
         Self {
-            rx: RxQueue::new(EpId(1), budget, BufferPool::new()),
+            rx: RxQueue::new(EpId(1), budget),
             engine: TestEngine::default(),
         }
     }

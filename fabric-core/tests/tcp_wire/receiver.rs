@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fabric_core::av::AddressTable;
-use fabric_core::buf::{AnyBuf, BufferPool, Payload, PooledBuf};
+use fabric_core::buf::{AnyBuf, Payload, PooledBuf};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::EventKind;
 use fabric_core::flags::Access;
@@ -54,7 +54,6 @@ pub(crate) type TcpTestContext = TestEngine<TcpServices>;
 /// What the engine context has besides the operations.
 #[derive(Default)]
 pub(crate) struct TcpServices {
-    pool: Option<Arc<BufferPool>>,
     pub(crate) regions: Option<RegionTable>,
     /// Accesses reported to the owner of the regions.
     pub(crate) remote_accesses: Vec<(u64, RemoteAccess, Transfer)>,
@@ -78,9 +77,7 @@ impl TcpReceiver {
     /// Creates a receiver with this unexpected budget, and `region_len` bytes of memory under each
     /// key.
     pub(crate) fn with_region_len(order: ByteOrder, budget: usize, region_len: usize) -> Self {
-        let pool = BufferPool::new();
         let mut context = TcpTestContext::default();
-        context.services.pool = Some(pool.clone());
         let mut regions = RegionTable::new();
         let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
         for (key, access) in [(READ_WRITE_KEY, both), (READ_ONLY_KEY, Access::REMOTE_READ)] {
@@ -91,7 +88,7 @@ impl TcpReceiver {
         let mut responses = ResponseQueue::default();
         responses.enable_rma_target(true, false);
         Self {
-            rx: RxQueue::new(EpId(0), budget, pool),
+            rx: RxQueue::new(EpId(0), budget),
             reader: FrameReader::new(order),
             pending: PendingRequests::default(),
             responses,
@@ -162,8 +159,7 @@ impl TcpReceiver {
 
     /// Posts a receive with a buffer of this capacity, or with one that grows.
     pub(crate) fn post_recv(&mut self, spec: RecvSpec, capacity: Option<usize>) -> OpKey {
-        let pool = self.context.services.pool.as_ref().unwrap();
-        let pooled = || AnyBuf::Pooled(PooledBuf::empty(pool));
+        let pooled = || AnyBuf::Pooled(PooledBuf::empty());
         let buf =
             capacity.map_or_else(pooled, |capacity| AnyBuf::Vec(Vec::with_capacity(capacity)));
         let op = self.context.add_op(buf);

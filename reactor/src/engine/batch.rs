@@ -227,8 +227,7 @@ impl PostBatch<'_> {
     #[inline]
     pub fn inject(&mut self, tx_op: &TxOp, bytes: &[u8]) -> Result<()> {
         self.count_post(tx_op);
-        self.engine
-            .inject(self.ep, tx_op, bytes, self.domain.pool())
+        self.engine.inject(self.ep, tx_op, bytes)
     }
 
     /// Posts a receive that reports to the receive queue.

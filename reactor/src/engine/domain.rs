@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 
-use fabric_core::buf::{BufferPool, IoBuf, restore_buffer};
+use fabric_core::buf::{IoBuf, restore_buffer};
 use fabric_core::completion::{Done, Failed};
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
@@ -63,7 +63,6 @@ impl CompletedOp<'_> {
 #[derive(Clone)]
 pub struct DomainHandle {
     engine: Arc<Engine>,
-    pool: Arc<BufferPool>,
     loan_allocator: Option<Arc<dyn LoanAllocator>>,
     regions: SharedRegions,
     /// All engines of the domain: this one, and those of resource domains.
@@ -129,15 +128,12 @@ impl DomainHandle {
             owner,
             regions.clone(),
         ));
-        let (pool, loan_allocator) = {
+        let loan_allocator = {
             let mut locked = engine.lock();
             if let Some(timeout) = config.progress_timeout {
                 locked.domain.arrival_timer.set_timeout(timeout);
             }
-            (
-                locked.domain.pool.clone(),
-                locked.transport.loan_allocator(),
-            )
+            locked.transport.loan_allocator()
         };
         if let (Some(allocator), Some(bytes)) = (&loan_allocator, config.loan_limit) {
             allocator.set_limit(bytes);
@@ -148,7 +144,6 @@ impl DomainHandle {
         engines.add(DomainUpdates::new(&engine));
         Ok(Self {
             engine,
-            pool,
             loan_allocator,
             regions,
             engines,
@@ -202,12 +197,6 @@ impl DomainHandle {
         let result = act(&mut locked);
         locked.finish();
         result
-    }
-
-    /// Returns the pool of the buffers for messages that are received without a posted buffer.
-    #[must_use]
-    pub fn pool(&self) -> &Arc<BufferPool> {
-        &self.pool
     }
 
     /// Returns the wait policy of this domain.

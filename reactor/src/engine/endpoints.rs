@@ -58,10 +58,7 @@ impl EngineState {
         let id = self.domain.endpoints.insert(bindings);
         let rx = match shared {
             Some(context) => RxSource::Shared(context),
-            None => {
-                let pool = self.domain.pool.clone();
-                RxSource::Own(Box::new(RxQueue::new(id, budget, pool)))
-            }
+            None => RxSource::Own(Box::new(RxQueue::new(id, budget))),
         };
         self.endpoints.insert(id, rx);
         Ok(id)

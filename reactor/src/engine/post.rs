@@ -3,10 +3,9 @@
 //! An operation completes *inline* if the transport executes it within the call that posts it. It
 //! then takes neither a slot nor a transmit credit.
 
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use fabric_core::buf::{AnyBuf, BufferPool, IoBuf, IoBufMut, Payload, restore_buffer};
+use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Payload, PooledBuf, restore_buffer};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
 use fabric_core::stats::OpStats;
@@ -264,13 +263,7 @@ impl EngineState {
         Ok(key)
     }
 
-    pub(crate) fn inject(
-        &mut self,
-        ep: EpId,
-        tx_op: &TxOp,
-        bytes: &[u8],
-        pool: &Arc<BufferPool>,
-    ) -> Result<()> {
+    pub(crate) fn inject(&mut self, ep: EpId, tx_op: &TxOp, bytes: &[u8]) -> Result<()> {
         let endpoint = self.domain.endpoints.get_open(ep)?;
         let limit = endpoint.bindings().inject_size;
         if bytes.len() > limit {
@@ -287,7 +280,7 @@ impl EngineState {
                 self.insert_batched(ep, tx_op, bytes.len(), AnyBuf::None, target, credit);
             }
             TrySend::WouldBlock => {
-                let mut copy = pool.take(bytes.len());
+                let mut copy = PooledBuf::with_capacity(bytes.len());
                 copy.extend_from_slice(bytes);
                 self.queue_send(ep, *tx_op, copy, target, credit)?;
             }
@@ -404,7 +397,7 @@ impl DomainHandle {
     /// # Errors
     /// As [`DomainHandle::send`]; [`Error::TooLong`] above the inject size.
     pub fn inject(&self, ep: EpId, tx_op: TxOp, bytes: &[u8]) -> Result<()> {
-        self.try_with_engine(|locked| locked.inject(ep, &tx_op, bytes, self.pool()))
+        self.try_with_engine(|locked| locked.inject(ep, &tx_op, bytes))
     }
 
     /// Posts a receive (`fi_recv`).

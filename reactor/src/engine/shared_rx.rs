@@ -107,7 +107,7 @@ impl DomainHandle {
         let mut locked = self.lock_or_refuse()?;
         let state = &mut *locked;
         let id = state.domain.endpoints.insert(bindings);
-        let queue = RxQueue::shared(id, self.pool().clone());
+        let queue = RxQueue::shared(id);
         state.endpoints.insert(id, RxSource::Own(Box::new(queue)));
         Ok(id)
     }

@@ -125,7 +125,7 @@ fn assert_peer_gone(error: &Error) {
     assert!(error.is_peer_unavailable(), "{error}");
 }
 
-/// Runs a stage several times in a domain of each mode, and compares the resources after each round.
+/// Runs a stage several times in a domain of each mode; compares the resources after each round.
 fn run_stage(stage: &str, survives: impl AsyncFn(&mut Survivor, TestPeer)) {
     run_in_own_process(&format!("peer_death::{stage}"), || {
         for mode in DomainMode::ALL {

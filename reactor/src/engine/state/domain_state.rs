@@ -6,10 +6,9 @@
 //! Transports and receive queues see [`DomainState`] as their
 //! [`EngineContext`](fabric_core::transport::EngineContext). It lives under the domain's lock.
 
-use std::sync::Arc;
 use std::task::Waker;
 
-use fabric_core::buf::{AnyBuf, BufferPool};
+use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::matching::PeerKey;
 use fabric_core::transport::{EpId, OpKey, WaitPolicy};
@@ -41,7 +40,6 @@ pub struct DomainState {
     pub(crate) eqs: EventQueues,
     pub(crate) avs: AddressVectors,
     pub(crate) regions: Regions,
-    pub(crate) pool: Arc<BufferPool>,
     pub(crate) deferred: Deferred,
     pub(crate) pending_work: PendingWork,
     pub(crate) access_changes: AccessChanges,
@@ -67,7 +65,6 @@ impl DomainState {
             eqs: EventQueues::default(),
             avs: AddressVectors::new(),
             regions: Regions::new(regions),
-            pool: BufferPool::new(),
             deferred: Deferred::default(),
             pending_work: PendingWork::default(),
             access_changes: AccessChanges::default(),

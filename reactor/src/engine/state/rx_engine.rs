@@ -198,17 +198,17 @@ impl RxEngine for DomainState {
 
     fn take_received(&mut self, key: OpKey, filled: usize) -> PooledBuf {
         let Some(op) = self.ops.get_mut(key) else {
-            return PooledBuf::empty(&self.pool);
+            return PooledBuf::empty();
         };
         op.buf.finish(filled);
         match std::mem::take(&mut op.buf) {
             AnyBuf::Pooled(buf) => buf,
-            AnyBuf::Vec(buf) => PooledBuf::from_vec(&self.pool, buf),
+            AnyBuf::Vec(buf) => PooledBuf::from_vec(buf),
             AnyBuf::Loaned(mut loaned) if !loaned.is_in_place() => {
-                std::mem::replace(loaned.pooled_mut(), PooledBuf::empty(&self.pool))
+                std::mem::take(loaned.pooled_mut())
             }
             other => {
-                let mut copy = self.pool.take(filled);
+                let mut copy = PooledBuf::with_capacity(filled);
                 other
                     .payload()
                     .slice(0, filled)
@@ -438,7 +438,7 @@ mod tests {
             max_msg_size: 64,
             ..Bindings::for_tests(av)
         });
-        let mut rx = RxQueue::new(ep, 1 << 20, domain.pool.clone());
+        let mut rx = RxQueue::new(ep, 1 << 20);
         let short = vec![0; 4].into_boxed_slice().into_any();
         let op = domain.ops.insert_recv(ep, CompletionTarget::Future, short);
         domain.endpoints.get_open(ep).unwrap().add_posted_recvs(1);

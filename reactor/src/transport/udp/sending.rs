@@ -199,7 +199,7 @@ mod tests {
                 max_msg_size: info.ep.max_msg_size,
                 ..Bindings::for_tests(av)
             });
-            let rx = RxQueue::new(ep, UNEXPECTED_BYTES, domain_state.pool.clone());
+            let rx = RxQueue::new(ep, UNEXPECTED_BYTES);
             let config = SocketConfig::from_info(&SocketOptions::new(), &info).unwrap();
             let endpoint = UdpEndpoint::open(ep, &info, (None, config), wait_set.clone()).unwrap();
             let address = endpoint.name().clone();

@@ -83,7 +83,7 @@ impl Fixture {
         let at = local.unwrap();
         Self {
             endpoint: TcpEndpoint::open_rdm(ep, (&info, Some(&at)), resources).unwrap(),
-            rx: RxQueue::new(ep, BUDGET, domain.pool.clone()),
+            rx: RxQueue::new(ep, BUDGET),
             domain,
             ep,
             peers: Vec::new(),
