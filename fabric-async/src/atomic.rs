@@ -7,7 +7,9 @@ use fabric_core::Result;
 use fabric_core::atomic::{AtomicSpec, MAX_ATOMIC_BYTES};
 use fabric_core::completion::OpKind;
 
-pub use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicType, AtomicValues, Datatype};
+pub use fabric_core::atomic::{
+    AtomicCall, AtomicOp, AtomicType, AtomicValues, Complex, Datatype, bf16, f16,
+};
 
 pub use crate::op::{AtomicMode, AtomicOperation, Fetching, NoFetch, RemoteAtomicOp};
 

@@ -538,6 +538,7 @@ pub(crate) fn execute_atomic<T: AtomicType>(
         },
     };
     atomic.check()?;
+    memory.check_atomic(T::DATATYPE)?;
     let size = T::DATATYPE.size();
     let at = check_range(memory.len(), offset as u64, size, size)?;
     Ok(T::from_bits(memory.execute_atomic(

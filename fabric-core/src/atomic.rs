@@ -12,7 +12,12 @@ mod code;
 mod compute;
 mod values;
 
+use portable_atomic::AtomicU128;
+
 use crate::error::{Error, Result};
+
+pub use half::{bf16, f16};
+pub use num_complex::Complex;
 
 pub use cell::AtomicCell;
 pub use compute::AtomicType;
@@ -46,6 +51,22 @@ pub enum Datatype {
     F32,
     /// `FI_DOUBLE`.
     F64,
+    /// `FI_FLOAT_COMPLEX`.
+    ComplexF32,
+    /// `FI_DOUBLE_COMPLEX`.
+    ComplexF64,
+    /// `FI_LONG_DOUBLE`, which no operation is valid for: Rust has no such type.
+    LongDouble,
+    /// `FI_LONG_DOUBLE_COMPLEX`, which no operation is valid for.
+    ComplexLongDouble,
+    /// `FI_INT128`.
+    I128,
+    /// `FI_UINT128`.
+    U128,
+    /// `FI_FLOAT16` (IEEE 754 binary16).
+    F16,
+    /// `FI_BFLOAT16`.
+    BF16,
 }
 
 impl Datatype {
@@ -61,6 +82,14 @@ impl Datatype {
         Self::U64,
         Self::F32,
         Self::F64,
+        Self::ComplexF32,
+        Self::ComplexF64,
+        Self::LongDouble,
+        Self::ComplexLongDouble,
+        Self::I128,
+        Self::U128,
+        Self::F16,
+        Self::BF16,
     ];
 
     /// Returns the size of a value in bytes, which is also its alignment.
@@ -68,16 +97,41 @@ impl Datatype {
     pub fn size(self) -> usize {
         match self {
             Self::I8 | Self::U8 => 1,
-            Self::I16 | Self::U16 => 2,
+            Self::I16 | Self::U16 | Self::F16 | Self::BF16 => 2,
             Self::I32 | Self::U32 | Self::F32 => 4,
-            Self::I64 | Self::U64 | Self::F64 => 8,
+            Self::I64 | Self::U64 | Self::F64 | Self::ComplexF32 => 8,
+            Self::ComplexF64 | Self::LongDouble | Self::I128 | Self::U128 => 16,
+            Self::ComplexLongDouble => 32,
         }
     }
 
-    /// Returns whether the type is a floating-point type.
+    /// Returns whether the type is a floating-point type, or a complex one.
     #[must_use]
     pub fn is_float(self) -> bool {
-        matches!(self, Self::F32 | Self::F64)
+        self.is_complex()
+            || matches!(
+                self,
+                Self::F32 | Self::F64 | Self::LongDouble | Self::F16 | Self::BF16
+            )
+    }
+
+    /// Returns whether the type is a complex one, whose values have no order.
+    #[must_use]
+    pub fn is_complex(self) -> bool {
+        matches!(
+            self,
+            Self::ComplexF32 | Self::ComplexF64 | Self::ComplexLongDouble
+        )
+    }
+
+    /// Returns whether the type is an extended floating-point type of C.
+    fn is_long_double(self) -> bool {
+        matches!(self, Self::LongDouble | Self::ComplexLongDouble)
+    }
+
+    /// Returns whether this processor changes values of the size of the type atomically.
+    fn is_supported_here(self) -> bool {
+        self.size() <= 8 || AtomicU128::is_lock_free()
     }
 }
 
@@ -172,7 +226,11 @@ impl AtomicOp {
     #[doc(alias = "fi_atomicvalid")]
     #[must_use]
     pub fn is_valid(self, datatype: Datatype, call: AtomicCall) -> bool {
-        if self.is_bitwise() && datatype.is_float() {
+        if datatype.is_long_double()
+            || !datatype.is_supported_here()
+            || self.is_bitwise() && datatype.is_float()
+            || self.is_ordering() && datatype.is_complex()
+        {
             return false;
         }
         match call {
@@ -185,6 +243,12 @@ impl AtomicOp {
     /// Returns whether the operation combines bits, which floating-point types do not allow.
     fn is_bitwise(self) -> bool {
         matches!(self, Self::Bor | Self::Band | Self::Bxor | Self::Mswap)
+    }
+
+    /// Returns whether the operation compares by order, which complex types do not allow.
+    fn is_ordering(self) -> bool {
+        use AtomicOp::{CswapGe, CswapGt, CswapLe, CswapLt, Max, Min};
+        matches!(self, Min | Max | CswapLe | CswapLt | CswapGe | CswapGt)
     }
 
     /// Returns whether the operation takes a comparand.
@@ -218,17 +282,22 @@ impl AtomicSpec {
         if self.op.is_valid(self.datatype, self.call) {
             return Ok(());
         }
-        Err(Error::NotSupported(
-            if self.op.is_bitwise() && self.datatype.is_float() {
-                "bitwise operations (FI_BOR, FI_BAND, FI_BXOR, FI_MSWAP) on floating-point types"
-            } else if self.call == AtomicCall::Compare {
-                "operations without a comparand in compare_atomic (see AtomicOp::is_valid)"
-            } else if self.op.has_comparand() {
-                "FI_CSWAP and FI_MSWAP operations without a comparand: call compare_atomic"
-            } else {
-                "FI_ATOMIC_READ in atomic, which returns no value: call fetch_atomic"
-            },
-        ))
+        Err(Error::NotSupported(if self.datatype.is_long_double() {
+            "atomic operations on FI_LONG_DOUBLE and FI_LONG_DOUBLE_COMPLEX"
+        } else if !self.datatype.is_supported_here() {
+            "atomic operations on values of 16 bytes on this processor"
+        } else if self.op.is_ordering() && self.datatype.is_complex() {
+            "operations that compare by order (FI_MIN, FI_MAX, FI_CSWAP_LT and others) on \
+                 complex types"
+        } else if self.op.is_bitwise() && self.datatype.is_float() {
+            "bitwise operations (FI_BOR, FI_BAND, FI_BXOR, FI_MSWAP) on floating-point types"
+        } else if self.call == AtomicCall::Compare {
+            "operations without a comparand in compare_atomic (see AtomicOp::is_valid)"
+        } else if self.op.has_comparand() {
+            "FI_CSWAP and FI_MSWAP operations without a comparand: call compare_atomic"
+        } else {
+            "FI_ATOMIC_READ in atomic, which returns no value: call fetch_atomic"
+        }))
     }
 }
 
@@ -256,6 +325,31 @@ mod tests {
         for (op, datatype, call, reason) in [
             (AtomicOp::Bxor, Datatype::F64, AtomicCall::Base, "FI_BXOR"),
             (AtomicOp::Mswap, Datatype::F32, AtomicCall::Compare, "float"),
+            (AtomicOp::Bor, Datatype::BF16, AtomicCall::Base, "float"),
+            (
+                AtomicOp::Max,
+                Datatype::ComplexF64,
+                AtomicCall::Fetch,
+                "complex",
+            ),
+            (
+                AtomicOp::CswapLt,
+                Datatype::ComplexF32,
+                AtomicCall::Compare,
+                "complex",
+            ),
+            (
+                AtomicOp::Write,
+                Datatype::LongDouble,
+                AtomicCall::Base,
+                "FI_LONG_DOUBLE",
+            ),
+            (
+                AtomicOp::Sum,
+                Datatype::ComplexLongDouble,
+                AtomicCall::Fetch,
+                "FI_LONG_DOUBLE",
+            ),
             (AtomicOp::Cswap, Datatype::U8, AtomicCall::Base, "FI_CSWAP"),
             (AtomicOp::Cswap, Datatype::U8, AtomicCall::Fetch, "FI_CSWAP"),
             (

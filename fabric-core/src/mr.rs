@@ -57,9 +57,9 @@ pub trait RegionMemory: Any + Debug + Send + Sync {
         at: usize,
         op: AtomicOp,
         datatype: Datatype,
-        operand: u64,
-        comparand: u64,
-    ) -> u64;
+        operand: u128,
+        comparand: u128,
+    ) -> u128;
 
     /// Closes the memory to peers. Accesses that are in progress may still take effect.
     fn close(&self);
@@ -76,6 +76,15 @@ pub trait RegionMemory: Any + Debug + Send + Sync {
     /// Returns the virtual address of the first byte in the owner's process.
     fn address(&self) -> u64 {
         0
+    }
+
+    /// Checks that atomic operations on values of this type can be executed here.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`].
+    fn check_atomic(&self, datatype: Datatype) -> Result<()> {
+        let _ = datatype;
+        Ok(())
     }
 
     /// Returns whether peers reach the memory only through its owner's process.
@@ -363,9 +372,9 @@ fn execute_atomic_locked(
     at: usize,
     op: AtomicOp,
     datatype: Datatype,
-    operand: u64,
-    comparand: u64,
-) -> u64 {
+    operand: u128,
+    comparand: u128,
+) -> u128 {
     let size = datatype.size();
     assert!(
         at.is_multiple_of(size),
@@ -442,9 +451,9 @@ impl RegionMemory for LocalMemory {
         at: usize,
         op: AtomicOp,
         datatype: Datatype,
-        operand: u64,
-        comparand: u64,
-    ) -> u64 {
+        operand: u128,
+        comparand: u128,
+    ) -> u128 {
         self.with_bytes(|bytes| execute_atomic_locked(bytes, at, op, datatype, operand, comparand))
     }
 

@@ -102,10 +102,13 @@
 //! when it died stays taken: store the owner in the lock word, and free the lock on
 //! [`EventKind::PeerDown`].
 //!
-//! Atomic types are the ten integers and floats of 8 to 64 bits ([`Datatype`]), a half of
-//! libfabric's twenty: complex numbers, `long double`, 128-bit and the short floats are missing.
-//! [`AtomicOp::is_valid`] says which operation takes which type, and [`query_atomic`] whether an
-//! endpoint can post it, with how many values.
+//! Atomic types ([`AtomicType`]) are the integers of 8 to 128 bits, `f32`, `f64`,
+//! [`f16`](struct@f16) and [`bf16`], and [`Complex`] numbers of `f32` and `f64`. `long double` is
+//! refused by name, and libfabric's floats of 8 bits are missing. [`AtomicOp::is_valid`] says which
+//! operation takes which type: complex values are compared for equality only. [`query_atomic`] says
+//! whether an endpoint can post it, with how many values. Values of 16 bytes need a processor that
+//! exchanges 16 bytes atomically, and over `shm` a region with [`Access::REMOTE_WRITE`] also for an
+//! atomic read.
 //!
 //! # What the target is told
 //!

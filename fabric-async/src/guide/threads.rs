@@ -139,11 +139,11 @@
 //! many, because in one domain each thread also handles the other's sockets. The example
 //! `resource_domains` runs this.
 //!
-//! Resource domains also help within one thread, because a poll makes progress in the engine of
-//! its own endpoint only: a [pass](super::progress#polls-make-progress) looks at one endpoint and not
-//! at eight. Eight endpoints in eight tasks, each with a peer of its own, two processes on two
-//! cores, policy adaptive, rates in millions of messages of 8 bytes in a second, round trips
-//! halved, medians of three runs:
+//! Resource domains also help within one thread: a poll makes
+//! [passes](super::progress#polls-make-progress) only in its own resource domain, so a pass handles
+//! one endpoint and not eight. The table has rates in millions of messages of 8 bytes in a second,
+//! and half round trips: medians of three runs of two processes on two cores, policy adaptive, with
+//! eight endpoints in eight tasks, each with a peer of its own.
 //!
 //! | eight endpoints, awaited | one domain | a resource domain each | a domain each |
 //! |---|---|---|---|

@@ -3,7 +3,9 @@
 use std::future::IntoFuture;
 use std::task::Poll;
 
-use fabric_async::atomic::{AtomicCall, AtomicOp, AtomicType, Datatype, query_atomic};
+use fabric_async::atomic::{
+    AtomicCall, AtomicOp, AtomicType, Complex, Datatype, bf16, f16, query_atomic,
+};
 use fabric_async::{
     Access, CancelOutcome, Caps, Class, CounterBind, Endpoint, Error, FiAddr, OpKind, RemoteAddr,
 };
@@ -81,6 +83,22 @@ pub(crate) async fn every_operation_works_on_every_type(setup: Setup) {
     check_all_ops(&setup, [1u64, u64::MAX, 0]).await;
     check_all_ops(&setup, [1f32, -2.5, 0.0]).await;
     check_all_ops(&setup, [1f64, -2.5, 0.0]).await;
+    check_all_ops(&setup, [1i128, i128::MIN, 0]).await;
+    check_all_ops(&setup, [1u128, u128::MAX, 0]).await;
+    check_all_ops(&setup, [f16::ONE, f16::from_f32(-2.5), f16::ZERO]).await;
+    check_all_ops(&setup, [bf16::ONE, bf16::from_f32(-2.5), bf16::ZERO]).await;
+    let complex = Complex::new;
+    check_all_ops(
+        &setup,
+        [complex(1.0f32, 2.0), complex(0.0, -2.5), complex(0.0, 0.0)],
+    )
+    .await;
+    let complex = Complex::new;
+    check_all_ops(
+        &setup,
+        [complex(1.0f64, 2.0), complex(0.0, -2.5), complex(0.0, 0.0)],
+    )
+    .await;
 }
 
 /// Concurrent additions of several peers and of the owner are all applied.
@@ -221,6 +239,15 @@ pub(crate) async fn misaligned_atomic_fails_only_its_op(setup: Setup) {
                 .await,
             Ok(0)
         );
+        let wide =
+            a.ep.fetch_atomic(to_b, readable.remote().at(0), AtomicOp::Read, 9u128)
+                .await;
+        // A process cannot load 16 bytes atomically from a mapping that it may only read.
+        if setup.provider == "shm" {
+            assert!(matches!(wide, Err(Error::NotSupported(_))), "{wide:?}");
+        } else {
+            assert_eq!(wide, Ok(0));
+        }
         a.ep.fetch_add(to_b, remote.at(56), 1u64).await.unwrap();
     }
     assert_eq!(region.load(56), Ok(2u64));

@@ -5,7 +5,7 @@ use std::future::IntoFuture;
 use std::io::Write;
 use std::net::TcpStream;
 
-use fabric_async::atomic::{AtomicCall, AtomicOp, query_atomic};
+use fabric_async::atomic::{AtomicCall, AtomicOp, AtomicType, query_atomic};
 use fabric_async::{
     Access, Caps, ConnectedEndpoint, CounterBind, DownReason, Error, EventKind, OpKind, RemoteAddr,
     RemoteRegion,
@@ -43,10 +43,11 @@ pub(crate) async fn every_atomic_op_works_in_both_directions(setup: Setup) {
                 }
                 let computed = op.compute(
                     Datatype::I32,
-                    value as u64,
-                    operand as u64,
-                    comparand as u64,
-                ) as i32;
+                    value.bits(),
+                    operand.bits(),
+                    comparand.bits(),
+                );
+                let computed = i32::from_bits(computed);
                 for is_own in [false, true] {
                     region.atomic(8, AtomicOp::Write, value).unwrap();
                     own.lock()[8..12].copy_from_slice(&value.to_ne_bytes());

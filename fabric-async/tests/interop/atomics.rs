@@ -1,6 +1,6 @@
 //! Atomic operations with peers that speak RXM, in both directions.
 
-use fabric_async::atomic::{AtomicCall, AtomicOp, AtomicType, Datatype};
+use fabric_async::atomic::{AtomicCall, AtomicOp, AtomicType, Complex, Datatype};
 use fabric_async::{Access, CounterBind, Error, FiAddr, RemoteAddr, RemoteSlice};
 
 use crate::libfabric_peer::LibfabricPeer;
@@ -192,7 +192,7 @@ async fn check_peer_atomics<T: AtomicType>(
 #[test]
 fn fabric_async_atomics_change_libfabric_memory_as_specified() {
     run_against_rxm_peer(true, async |local, libfabric| {
-        libfabric.expect_reply("region 7 64", "region").await;
+        libfabric.expect_reply("region 7 96", "region").await;
         let peer = local.fi_addr_of(&libfabric);
         macro_rules! all {
             ($($values:expr),*) => {$( check_fabric_async_atomics(&local, peer, $values).await; )*};
@@ -209,7 +209,9 @@ fn fabric_async_atomics_change_libfabric_memory_as_specified() {
             [1i64, i64::MIN],
             [1u64, u64::MAX],
             [1f32, -2.5],
-            [0f64, -2.5]
+            [0f64, -2.5],
+            // The process of the peer dies of operands of 16 bytes (libfabric 1.17).
+            [Complex::new(1f32, -2.5), Complex::new(0.0, 1.0)]
         );
     });
 }
@@ -235,7 +237,11 @@ fn libfabric_atomics_work_on_fabric_async_memory() {
             [1i64, i64::MIN],
             [1u64, u64::MAX],
             [1f32, -2.5],
-            [0f64, -2.5]
+            [0f64, -2.5],
+            [Complex::new(1f32, -2.5), Complex::new(0.0, 1.0)],
+            [Complex::new(1f64, -2.5), Complex::new(0.0, 1.0)],
+            [1i128, i128::MIN],
+            [1u128, u128::MAX]
         );
     });
 }
@@ -407,9 +413,9 @@ fn invalid_atomics_fail_alone() {
             format!("0 2 7 - {one} - 12:0:1"),
             format!("1 2 7 - {one} - 11:64:1"),
             format!("0 2 7 - {one} - 11:4:1"),
-            // A type that libfabric has and we do not: complex numbers. In the last case only the
+            // A type that libfabric has and we do not: `long double`. In the last case only the
             // second remote range is invalid.
-            format!("0 2 10 - {one} - 11:0:1"),
+            format!("0 2 12 - {one}{one} - 11:0:1"),
             format!("0 2 7 - {one}{one} - 11:0:1 13:0:1"),
         ];
         for line in invalid {

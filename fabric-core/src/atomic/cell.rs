@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+use portable_atomic::AtomicU128;
+
 use super::{AtomicOp, Datatype};
 
 /// A value in memory that several processors change at the same time.
@@ -15,6 +17,8 @@ pub enum AtomicCell<'a> {
     U32(&'a AtomicU32),
     /// A value of eight bytes.
     U64(&'a AtomicU64),
+    /// A value of sixteen bytes, on a processor that changes such values atomically.
+    U128(&'a AtomicU128),
 }
 
 impl AtomicCell<'_> {
@@ -23,7 +27,7 @@ impl AtomicCell<'_> {
     /// # Panics
     /// In debug builds, when the size of the type is not that of the cell.
     #[must_use]
-    pub fn execute(self, op: AtomicOp, datatype: Datatype, operand: u64, comparand: u64) -> u64 {
+    pub fn execute(self, op: AtomicOp, datatype: Datatype, operand: u128, comparand: u128) -> u128 {
         debug_assert_eq!(self.size(), datatype.size());
         macro_rules! execute_on {
             ($cell:ident, $int:ty) => {{
@@ -31,26 +35,26 @@ impl AtomicCell<'_> {
                 // on the type's sign.
                 let bits = operand as $int;
                 match op {
-                    AtomicOp::Read => return u64::from($cell.load(Ordering::SeqCst)),
-                    AtomicOp::Write => return u64::from($cell.swap(bits, Ordering::SeqCst)),
+                    AtomicOp::Read => return u128::from($cell.load(Ordering::SeqCst)),
+                    AtomicOp::Write => return u128::from($cell.swap(bits, Ordering::SeqCst)),
                     AtomicOp::Sum if !datatype.is_float() => {
-                        return u64::from($cell.fetch_add(bits, Ordering::SeqCst));
+                        return u128::from($cell.fetch_add(bits, Ordering::SeqCst));
                     }
-                    AtomicOp::Bor => return u64::from($cell.fetch_or(bits, Ordering::SeqCst)),
-                    AtomicOp::Band => return u64::from($cell.fetch_and(bits, Ordering::SeqCst)),
-                    AtomicOp::Bxor => return u64::from($cell.fetch_xor(bits, Ordering::SeqCst)),
+                    AtomicOp::Bor => return u128::from($cell.fetch_or(bits, Ordering::SeqCst)),
+                    AtomicOp::Band => return u128::from($cell.fetch_and(bits, Ordering::SeqCst)),
+                    AtomicOp::Bxor => return u128::from($cell.fetch_xor(bits, Ordering::SeqCst)),
                     _ => {}
                 }
                 let mut value = $cell.load(Ordering::SeqCst);
                 loop {
-                    let new = op.compute(datatype, u64::from(value), operand, comparand) as $int;
+                    let new = op.compute(datatype, u128::from(value), operand, comparand) as $int;
                     match $cell.compare_exchange_weak(
                         value,
                         new,
                         Ordering::SeqCst,
                         Ordering::SeqCst,
                     ) {
-                        Ok(old) => return u64::from(old),
+                        Ok(old) => return u128::from(old),
                         Err(changed) => value = changed,
                     }
                 }
@@ -61,6 +65,7 @@ impl AtomicCell<'_> {
             Self::U16(cell) => execute_on!(cell, u16),
             Self::U32(cell) => execute_on!(cell, u32),
             Self::U64(cell) => execute_on!(cell, u64),
+            Self::U128(cell) => execute_on!(cell, u128),
         }
     }
 
@@ -70,6 +75,7 @@ impl AtomicCell<'_> {
             Self::U16(_) => 2,
             Self::U32(_) => 4,
             Self::U64(_) => 8,
+            Self::U128(_) => 16,
         }
     }
 }
@@ -84,7 +90,7 @@ mod tests {
     #[test]
     fn atomic_cells_agree_with_compute() {
         let values = [
-            0u64,
+            0u128,
             1,
             2,
             0x7f,
@@ -92,12 +98,18 @@ mod tests {
             0xff,
             0x7fff,
             0x8000,
-            u64::MAX,
+            u64::MAX.into(),
             1 << 63,
             0x3ff0_0000_0000_0000,
+            u128::MAX,
+            1 << 127,
+            0x3ff0_0000_0000_0000 << 64,
         ];
         for &datatype in Datatype::ALL {
-            let mask = u64::MAX >> (64 - 8 * datatype.size());
+            if datatype.is_long_double() {
+                continue;
+            }
+            let mask = u128::MAX >> (128 - 8 * datatype.size());
             for &op in AtomicOp::ALL {
                 for &call in AtomicCall::ALL {
                     if !op.is_valid(datatype, call) {
@@ -109,12 +121,15 @@ mod tests {
                     {
                         let (value, operand) = (value & mask, operand & mask);
                         let (one, two) = (AtomicU8::new(value as u8), AtomicU16::new(value as u16));
-                        let (four, eight) = (AtomicU32::new(value as u32), AtomicU64::new(value));
+                        let (four, eight) =
+                            (AtomicU32::new(value as u32), AtomicU64::new(value as u64));
+                        let sixteen = AtomicU128::new(value);
                         let cell = match datatype.size() {
                             1 => AtomicCell::U8(&one),
                             2 => AtomicCell::U16(&two),
                             4 => AtomicCell::U32(&four),
-                            _ => AtomicCell::U64(&eight),
+                            8 => AtomicCell::U64(&eight),
+                            _ => AtomicCell::U128(&sixteen),
                         };
                         assert_eq!(
                             cell.execute(op, datatype, operand, 1),

@@ -53,12 +53,12 @@ impl<T: AtomicType> AtomicValues for Vec<T> {
 /// Returns the bit pattern of value `index` in an array of values of `size` bytes; 0 beyond its
 /// end.
 #[must_use]
-pub fn bits_at(bytes: &[u8], index: usize, size: usize) -> u64 {
-    let mut word = [0; 8];
+pub fn bits_at(bytes: &[u8], index: usize, size: usize) -> u128 {
+    let mut word = [0; 16];
     if let Some(value) = bytes.get(index * size..(index + 1) * size) {
         word[..size].copy_from_slice(value);
     }
-    u64::from_le_bytes(word)
+    u128::from_le_bytes(word)
 }
 
 #[cfg(test)]

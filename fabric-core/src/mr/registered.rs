@@ -121,9 +121,9 @@ impl RegionMemory for RegisteredMemory {
         at: usize,
         op: AtomicOp,
         datatype: Datatype,
-        operand: u64,
-        comparand: u64,
-    ) -> u64 {
+        operand: u128,
+        comparand: u128,
+    ) -> u128 {
         self.with_bytes(|bytes| execute_atomic_locked(bytes, at, op, datatype, operand, comparand))
             .unwrap_or_default()
     }

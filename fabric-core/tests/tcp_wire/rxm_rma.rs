@@ -544,7 +544,7 @@ fn failed_atomic_returns_error_and_changes_nothing() {
             -95,
             encode_atomic(
                 AtomicHeader {
-                    datatype: 10,
+                    datatype: 12,
                     ..atomic
                 },
                 9,

@@ -28,10 +28,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{self, AtomicU8, AtomicU16, Ordering, fence};
 
-use fabric_core::Result;
 use fabric_core::atomic::{AtomicCell, AtomicOp, Datatype};
 use fabric_core::buf::CopySource;
 use fabric_core::mr::RegionMemory;
+use fabric_core::{Error, Result};
+use portable_atomic::AtomicU128;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -276,9 +277,9 @@ impl RegionMemory for SharedMapping {
         at: usize,
         op: AtomicOp,
         datatype: Datatype,
-        operand: u64,
-        comparand: u64,
-    ) -> u64 {
+        operand: u128,
+        comparand: u128,
+    ) -> u128 {
         let size = datatype.size();
         assert!(
             at.is_multiple_of(size),
@@ -297,7 +298,8 @@ impl RegionMemory for SharedMapping {
                 1 => AtomicCell::U8(ptr.cast::<AtomicU8>().as_ref()),
                 2 => AtomicCell::U16(ptr.cast::<AtomicU16>().as_ref()),
                 4 => AtomicCell::U32(ptr.cast::<atomic::AtomicU32>().as_ref()),
-                _ => AtomicCell::U64(ptr.cast::<atomic::AtomicU64>().as_ref()),
+                8 => AtomicCell::U64(ptr.cast::<atomic::AtomicU64>().as_ref()),
+                _ => AtomicCell::U128(ptr.cast::<AtomicU128>().as_ref()),
             }
         };
         if self.writable {
@@ -308,10 +310,21 @@ impl RegionMemory for SharedMapping {
             AtomicCell::U8(cell) => cell.load(Ordering::Relaxed).into(),
             AtomicCell::U16(cell) => cell.load(Ordering::Relaxed).into(),
             AtomicCell::U32(cell) => cell.load(Ordering::Relaxed).into(),
-            AtomicCell::U64(cell) => cell.load(Ordering::Relaxed),
+            AtomicCell::U64(cell) => cell.load(Ordering::Relaxed).into(),
+            AtomicCell::U128(_) => panic!("atomic read of 16 bytes of a read-only mapping"),
         };
         fence(Ordering::Acquire);
         value
+    }
+
+    // A processor may load 16 bytes atomically only by an instruction that also stores.
+    fn check_atomic(&self, datatype: Datatype) -> Result<()> {
+        if self.writable || datatype.size() <= 8 {
+            return Ok(());
+        }
+        Err(Error::NotSupported(
+            "atomic operations on values of 16 bytes of memory without REMOTE_WRITE",
+        ))
     }
 
     // Only the owner of the memory closes it.

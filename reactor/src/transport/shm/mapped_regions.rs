@@ -264,11 +264,15 @@ impl RegionMemory for MappedRegionHandle {
         at: usize,
         op: AtomicOp,
         datatype: Datatype,
-        operand: u64,
-        comparand: u64,
-    ) -> u64 {
+        operand: u128,
+        comparand: u128,
+    ) -> u128 {
         self.mapping
             .execute_atomic(at, op, datatype, operand, comparand)
+    }
+
+    fn check_atomic(&self, datatype: Datatype) -> Result<()> {
+        self.mapping.check_atomic(datatype)
     }
 
     // Only the owner closes a region.
@@ -289,6 +293,9 @@ impl MappedRegion {
     #[inline]
     pub(crate) fn check_access(&self, kind: OpKind, remote: &RmaIov, len: usize) -> Result<usize> {
         check_access(self.key, self.access, remote.required_access(kind))?;
+        if let Some(atomic) = remote.atomic {
+            self.mapping.check_atomic(atomic.datatype)?;
+        }
         let offset = remote.offset.wrapping_sub(self.base);
         check_range(self.mapping.len(), offset, len, remote.align())
     }

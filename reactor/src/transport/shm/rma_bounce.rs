@@ -347,7 +347,9 @@ mod tests {
             (2, 9, "longer than the operation"),
             (4, 4, "unknown kind"),
             (4, atomic(19, 0, 0, 2), "unknown atomic operation"),
-            (4, atomic(2, 10, 0, 2), "unknown datatype"),
+            (4, atomic(2, 12, 0, 2), "long double"),
+            (4, atomic(2, 18, 0, 2), "unknown datatype"),
+            (4, atomic(0, 10, 0, 2), "complex values have no order"),
             (4, atomic(2, 0, 3, 2), "unknown call"),
             (4, atomic(12, 0, 0, 2), "call does not fit the operation"),
         ] {

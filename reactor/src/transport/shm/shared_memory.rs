@@ -108,9 +108,9 @@ impl RegionMemory for SharedMemory {
         at: usize,
         op: AtomicOp,
         datatype: Datatype,
-        operand: u64,
-        comparand: u64,
-    ) -> u64 {
+        operand: u128,
+        comparand: u128,
+    ) -> u128 {
         self.mapping
             .execute_atomic(at, op, datatype, operand, comparand)
     }
@@ -202,7 +202,10 @@ mod tests {
     #[test]
     fn read_only_memory_cannot_be_mapped_writable() {
         let owner = SharedMemory::create(100, Access::REMOTE_READ).unwrap();
-        assert!(map_as_peer(&owner, false).is_ok());
+        let mapping = map_as_peer(&owner, false).unwrap();
+        assert_eq!(mapping.check_atomic(Datatype::U64), Ok(()));
+        let wide = mapping.check_atomic(Datatype::U128);
+        assert!(matches!(wide, Err(Error::NotSupported(_))), "{wide:?}");
         assert_eq!(
             map_as_peer(&owner, true).unwrap_err(),
             "grants memory that cannot be mapped"
