@@ -4,37 +4,36 @@
 //! objects wait for each other. A *resource domain* is a part of a domain with its own lock, its
 //! own driver or progress thread, and, over `tcp`, its own io_uring instance. Endpoints, completion
 //! queues, counters and shared receive contexts are opened in it, by the same calls as in a domain.
-//! It is the completion group of `FI_THREAD_COMPLETION`, and the resource domain of the
-//! experimental verbs (`ibv_exp_create_res_domain`).
+//! One thread uses it under `FI_THREAD_COMPLETION`. In the experimental verbs it is the resource
+//! domain (`ibv_exp_create_res_domain`).
 //!
-//! [`Domain::resource_domain`] returns the builder. What it opens is a [`Domain`] of class
-//! [`ResourceDomain`](crate::Class::ResourceDomain), which is a child of its domain: the domain
-//! cannot be closed before it. It differs from a domain in this:
+//! [`Domain::resource_domain`] returns the builder. The builder opens a [`Domain`] of class
+//! [`ResourceDomain`](crate::Class::ResourceDomain), which is a child of the *parent domain*: close
+//! the resource domain first. What an endpoint of a resource domain uses:
 //!
-//! * The address vectors and memory regions of its domain are also its own: its endpoints bind the
-//!   vectors, and peers access the regions through its endpoints.
-//! * The limits of its domain (`ep_cnt`, `cq_cnt`, `cntr_cnt`, `mr_cnt`) apply to the domain and
-//!   all its resource domains together.
-//! * It has the event queue to which its domain is bound when it is opened, unless it is bound to
-//!   another one.
-//! * It has memory for loans of its own: its endpoints lend what its
-//!   [`loan`](Domain::loan) returned, and copy loans of the domain.
-//! * It has no resource domains.
+//! | object | opened in |
+//! |---|---|
+//! | completion queue, counter, shared receive context | the same resource domain |
+//! | address vector | the same resource domain, or the parent domain |
+//! | address vector that [inserts peers by itself](Domain::auto_insert_address_vector) | the same resource domain |
+//! | memory region that peers access through the endpoint | any resource domain, or the parent domain |
+//! | loan that is sent without a copy | the same resource domain |
+//! | event queue | the fabric |
 //!
-//! An endpoint binds queues, counters and shared receive contexts of its own resource domain;
-//! others are refused with [`Error::WrongParent`]. So is an address vector of another resource
-//! domain. A vector that inserts peers which connect
-//! ([`auto_insert_address_vector`](Domain::auto_insert_address_vector)) belongs to the domain or
-//! resource domain in which it was opened alone.
+//! Others are refused with [`Error::WrongParent`]; other loans are copied. A handle of an address
+//! vector's peer ([`FiAddr`](crate::FiAddr)) is valid for all endpoints that bind the vector. A
+//! resource domain is bound to the event queue of its parent domain, unless it is bound to another
+//! one. The limits `ep_cnt`, `cq_cnt`, `cntr_cnt` and `mr_cnt` apply to the parent domain and all
+//! its resource domains together. A resource domain cannot contain another one.
 //!
 //! A resource domain may have another [thread model](crate::guide::threads), [`MessageModel`] and
-//! wait policy than its domain. The progress mode is that of the domain.
+//! wait policy than the parent domain. The progress mode is that of the parent domain.
 //!
-//! The thread that opens a resource domain of model [`Pinned`] owns it. The handles of its domain
-//! and of the address vectors are cloned for that thread, and stay usable on others. The removal of
-//! an address and the close of a region by another thread take effect when the owner next makes a
-//! call. A counter of a region counts accesses through endpoints of the domain or resource domain
-//! in which the region was opened.
+//! The thread that opens a resource domain of model [`Pinned`] owns the resource domain. Clone the
+//! handles of the parent domain and of the address vectors for that thread; other threads keep
+//! theirs. If another thread removes an address or closes a region, the owner sees that at its next
+//! call or poll. A counter that is bound to a region counts accesses through endpoints of the
+//! domain or resource domain in which the region was opened.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -96,8 +95,8 @@ impl<'a, M: ThreadModel> ResourceDomainBuilder<'a, M> {
     /// Sets the thread model (`IBV_EXP_RES_DOMAIN_THREAD_MODEL`). The resource domain of a domain
     /// of model [`Pinned`] is `Pinned`, too.
     ///
-    /// The threading level of the domain's info does not matter: a resource domain of model
-    /// `Pinned` has [`Threading::Domain`] itself.
+    /// The parent domain needs no [`Threading::Domain`] for a resource domain of model `Pinned` or
+    /// [`Serial`](crate::thread_model::Serial).
     #[doc(alias = "IBV_EXP_RES_DOMAIN_THREAD_MODEL")]
     pub fn thread_model<N: ThreadModel>(self) -> ResourceDomainBuilder<'a, N> {
         let (mut info, mut setup) = (self.info, self.setup);
@@ -136,12 +135,14 @@ impl<'a, M: ThreadModel> ResourceDomainBuilder<'a, M> {
 
     /// Opens the resource domain (`ibv_exp_create_res_domain`).
     ///
-    /// It makes progress as its domain does: with a task of the current Tokio runtime, with a
-    /// thread of its own under automatic progress, or in an event loop of the program.
+    /// The resource domain has a driver of its own: a task of the runtime of the calling thread, a
+    /// thread under automatic progress, or an event loop of the program. So the thread of the
+    /// parent domain may block meanwhile.
     ///
     /// # Errors
-    /// [`Error::Closed`] when the domain is closed; [`Error::Invalid`] in a resource domain, for
-    /// the model `Shared` in a domain of model `Pinned`, and for `Pinned` with automatic progress;
+    /// [`Error::Closed`] when the parent domain is closed; [`Error::Invalid`] when the parent is a
+    /// resource domain, for another model than `Pinned` in a domain of model `Pinned`, and for
+    /// `Pinned` with automatic progress;
     /// [`Error::Runtime`] and [`Error::Os`], as
     /// [`DomainBuilder::open`](crate::DomainBuilder::open); [`Error::NotReserved`] with
     /// [`MessageModel::ForceLowLatency`].
@@ -158,7 +159,9 @@ impl<'a, M: ThreadModel> ResourceDomainBuilder<'a, M> {
             })
         };
         if domain.parent().is_some() {
-            return refuse("a resource domain has none; open it in the domain");
+            return refuse(
+                "a resource domain cannot contain another one; open it in the parent domain",
+            );
         }
         if domain.setup().config.thread_mode == ThreadMode::Pinned
             && config.thread_mode != ThreadMode::Pinned

@@ -1,4 +1,4 @@
-//! Thread models: from which threads the application uses handles, as a type parameter of handles.
+//! Thread models: which threads may use a handle, as a type parameter of the handle.
 //!
 //! See [`guide::threads`](crate::guide::threads).
 
@@ -17,7 +17,7 @@ mod sealed {
     }
 }
 
-/// The promise of the application from which threads it uses the objects of a domain (`enum
+/// What the application promises of the threads that use the objects of a domain (`enum
 /// fi_threading`): a type parameter of handles, requests and operations.
 ///
 /// | model | level of the info | handles |
@@ -30,7 +30,7 @@ pub trait ThreadModel: sealed::Sealed + Clone + Unpin + 'static {}
 
 /// `FI_THREAD_SAFE`: any thread may use any handle at any time.
 ///
-/// The model serves every [`Threading`] level, as its promise is the weakest.
+/// The model works with every [`Threading`] level, because it allows every use.
 #[derive(Clone, Copy, Debug)]
 pub enum Shared {}
 
@@ -38,8 +38,9 @@ pub enum Shared {}
 /// threads. Handles are `Send` and `Sync`, so that a task that uses the domain may move between
 /// threads at `.await`.
 ///
-/// A call makes one atomic read-modify-write for exclusion, which also notices a second thread. The
-/// behaviour is defined if the promise is broken:
+/// A call makes one atomic read-modify-write for exclusion, which also detects a second thread;
+/// look-ups of memory regions, and sockets with io_uring, have locks of their own. If the calls of
+/// two threads overlap:
 ///
 /// * A call that posts or configures fails with [`Error::ConcurrentUse`] and returns the buffer.
 /// * All other calls wait for the other thread: polls, reads of queues, counters and statistics,
@@ -47,8 +48,8 @@ pub enum Shared {}
 /// * [`DomainStats::concurrent_uses`](crate::stats::DomainStats::concurrent_uses) counts these
 ///   calls, and an [event](crate::EventKind::ConcurrentUse) reports the first.
 ///
-/// The driver of the domain and the reader of an [`EventQueue`](crate::EventQueue) are no users:
-/// they may run on any thread, and calls wait for the end of their passes.
+/// The driver of the domain and the reader of an [`EventQueue`](crate::EventQueue) may run on any
+/// thread. Calls wait for the end of their passes and do not fail.
 ///
 /// Such a domain has [`Threading::Domain`], manual or automatic progress, and no asynchronous
 /// registration. Open it with [`DomainBuilder::thread_model`](crate::DomainBuilder::thread_model),
@@ -75,9 +76,11 @@ pub enum Serial {}
 /// One thread opens the domain and uses its objects. Handles, requests and operations are not
 /// `Send`, so that a use by another thread does not compile.
 ///
-/// No call locks, and no call makes atomic read-modify-writes for exclusion. Such a domain has
-/// [`Threading::Domain`] and manual progress, and its driver is a task of the same thread. Open it
-/// with [`DomainBuilder::thread_model`](crate::DomainBuilder::thread_model), or with
+/// Messages over `shm` are sent and received without a lock, and without an atomic
+/// read-modify-write for exclusion; look-ups of memory regions, and sockets with io_uring, have
+/// locks that no other thread holds for long. Such a domain has [`Threading::Domain`] and manual
+/// progress, and its driver is a task of the same thread. Open it with
+/// [`DomainBuilder::thread_model`](crate::DomainBuilder::thread_model), or with
 /// [`BindOptions::thread_model`](crate::BindOptions::thread_model).
 ///
 /// ```
@@ -140,12 +143,12 @@ pub(crate) fn check_info(mode: ThreadMode, info: &Info) -> Result<()> {
     let has_thread = [domain.control_progress, domain.data_progress].contains(&Progress::Auto);
     let why = if domain.threading != Threading::Domain {
         format!(
-            "{mode:?} needs Threading::Domain (FI_THREAD_DOMAIN), and the info has {:?}",
+            "{mode:?} needs Threading::Domain (FI_THREAD_DOMAIN), and the info has {:?}; use \
+             Hints::threading",
             domain.threading
         )
     } else if mode == ThreadMode::Pinned && has_thread {
-        "Pinned needs manual control and data progress: a thread of the domain's own would be a \
-         second one"
+        "Pinned needs manual control and data progress: automatic progress uses a second thread"
             .into()
     } else {
         return Ok(());

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fabric_async::info::Threading;
 use fabric_async::resource_domain::MessageModel;
-use fabric_async::thread_model::{Pinned, Shared, ThreadModel};
+use fabric_async::thread_model::{Pinned, Serial, Shared, ThreadModel};
 use fabric_async::{
     Access, AddressVector, Class, CqBind, Domain, Endpoint, Error, EventKind, Fabric, FiAddr,
     Hints, Info, Progress, SocketIo, discover,
@@ -89,6 +89,7 @@ fn exchange_between_threads<M: ThreadModel>(provider: &'static str) {
 fn resource_domains_of_two_threads_share_a_vector() {
     for provider in PROVIDERS {
         exchange_between_threads::<Shared>(provider);
+        exchange_between_threads::<Serial>(provider);
         exchange_between_threads::<Pinned>(provider);
     }
 }
@@ -131,6 +132,7 @@ fn remove_from_another_thread<M: ThreadModel>() {
 #[test]
 fn removed_address_is_stale_in_every_resource_domain() {
     remove_from_another_thread::<Shared>();
+    remove_from_another_thread::<Serial>();
     remove_from_another_thread::<Pinned>();
 }
 
@@ -203,7 +205,7 @@ async fn resource_domain_is_a_child_of_its_domain() {
     let refused = part.clone().close().unwrap_err();
     assert!(refused.error.to_string().contains("1 completion queue"));
     let nested = part.resource_domain().open().unwrap_err();
-    assert!(nested.to_string().contains("a resource domain has none"));
+    assert!(nested.to_string().contains("cannot contain another one"));
     // Discovery within it is discovery within its domain.
     let within = Hints::new().within(&part);
     let found = info_of(&within);

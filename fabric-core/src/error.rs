@@ -371,12 +371,12 @@ pub enum Error {
         /// What is wrong with the key.
         why: &'static str,
     },
-    /// The object has another parent than the object that it is to be used with: another domain, or
-    /// another fabric. `FI_EDOMAIN`.
+    /// The object has another parent than the object that it is to be used with: another domain,
+    /// resource domain or fabric. `FI_EDOMAIN`.
     #[doc(alias = "FI_EDOMAIN")]
     #[error(
-        "the {object} belongs to another {parent} (FI_EDOMAIN); open it in the {parent} of the \
-         object that uses it"
+        "the {object} was not opened in the {parent} of the object that uses it (FI_EDOMAIN); open \
+         it there"
     )]
     WrongParent {
         /// The class of the object.

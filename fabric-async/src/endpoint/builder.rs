@@ -254,7 +254,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// info asks for one; [`Error::AddressInUse`], [`Error::WrongScheme`];
     /// [`Error::AddressNotLocal`] when no interface has the address (any more); [`Error::Invalid`]
     /// when a size of the info is out of range, or the address vector is not that of the shared
-    /// receive context, or the type is `FI_EP_MSG`, which is opened with
+    /// receive context, or inserts peers by itself for another domain or resource domain, or the
+    /// type is `FI_EP_MSG`, which is opened with
     /// [`connect`](Self::connect) or [`accept`](Self::accept); [`Error::TooMany`] when the domain
     /// has `ep_cnt` endpoints; [`Error::Closed`]; [`Error::Os`].
     #[doc(alias = "fi_enable")]

@@ -5,15 +5,16 @@
 //!
 //! | | [`Shared`], the default | [`Serial`] | [`Pinned`] |
 //! |---|---|---|---|
-//! | handles, requests, operations | `Send` and `Sync` | `Send` and `Sync`: one thread at a time uses the domain | neither: one thread uses them |
-//! | exclusion | a mutex for the domain, a spin lock for each connection over `shm` | a flag for the domain | the thread is compared, and a flag is set |
+//! | handles, requests, operations | `Send` and `Sync` | `Send` and `Sync`: one thread at a time may use the domain | neither: one thread may use them |
+//! | exclusion | a mutex for the domain, a spin lock for each connection over `shm` | a flag for the domain | each call checks its thread, and a plain flag against calls from within calls |
 //! | a second thread at the same time | waits | is noticed: its call fails or waits | does not compile |
-//! | atomic read-modify-writes of a message over `shm`, awaited; in a batch | 4.3; 0.3 | 3.3; 0.1 | 1.3; 0.0 |
-//! | 8 bytes over `shm`, against [`Shared`]: half round trip; rate awaited; rate in batches | 1 | 1.0; 1.0; 1.0 | 1.03; 1.04; 1.0 |
+//! | atomic read-modify-writes per message over `shm`: awaited; in a batch | 4.3; 0.3 | 3.3; 0.1 | 1.3; 0.0 |
+//! | half round trip of 8 bytes over `shm`, [`Shared`] = 1 (less is better) | 1 | 1.0 | 1.03 |
+//! | messages per second, [`Shared`] = 1: awaited; in batches | 1 | 1.0; 1.0 | 1.04; 1.0 |
 //! | [`Threading`] of the info | any | [`Threading::Domain`] | [`Threading::Domain`] |
 //! | progress | manual or automatic | manual or automatic | manual |
 //! | driver | a task, a thread, or an event loop | a task, a thread, or an event loop | a task on the same thread, or an event loop |
-//! | asynchronous registration | yes | no | no: it opens regions from other threads |
+//! | asynchronous registration | yes | no | no, because it opens regions on other threads |
 //!
 //! [`Threading`] hints for `FI_THREAD_FID`, `FI_THREAD_ENDPOINT`, `FI_THREAD_COMPLETION` and
 //! `FI_THREAD_DOMAIN` are granted; without [`Serial`] and [`Pinned`] the domain locks as for
@@ -24,11 +25,11 @@
 //! Take [`Shared`] for services on a multi-thread runtime: their tasks, and so their handles, move
 //! between threads. Take [`Pinned`] where each thread has its own domain and its own current-thread
 //! runtime, such as a server that shards its clients by core. The compiler then keeps the objects
-//! of a core on its thread, and no thread makes another one wait for a lock. A message is not
-//! faster: locks that one thread takes cost little beside the transfer of cache lines. Take
-//! [`Serial`] where the program orders its calls anyway, for example because one task uses the
-//! domain, and where a second user is a defect that you want to know of. The model is a type
-//! parameter of all handles. What does not hold the promise of [`Pinned`] does not compile:
+//! of a core on its thread, and no thread makes another one wait for a lock. Messages
+//! do not get faster: an uncontended lock costs little compared with moving cache lines. Take
+//! [`Serial`] if only one task uses the domain, or a lock of your own orders the calls, and you
+//! want overlapping calls reported. The model is a type parameter of all handles. Moving a
+//! [`Pinned`] handle to another thread does not compile:
 //!
 //! ```compile_fail,E0277
 //! use fabric_async::Endpoint;
@@ -85,9 +86,9 @@
 //! # Resource domains
 //!
 //! A [resource domain](crate::resource_domain) is a part of a domain with a lock, a driver and,
-//! over `tcp`, an io_uring instance of its own. Take one for each thread that uses its own
-//! endpoints and queues (`FI_THREAD_COMPLETION`), when the threads share a domain: its address
-//! vectors, its memory regions, its limits and its event queue. Each resource domain has a thread
+//! over `tcp`, an io_uring instance of its own. If threads share the address vectors, memory
+//! regions, limits and event queue of a domain, but each has endpoints and queues of its own
+//! (`FI_THREAD_COMPLETION`), give each thread a resource domain. Each resource domain has a thread
 //! model of its own.
 //!
 //! ```
@@ -95,8 +96,8 @@
 //! use fabric_async::{AddressVector, CqBind, Domain, Fabric, Hints, Info, RemoteRegion, Result};
 //! use fabric_async::{Access, discover};
 //!
-//! /// What one thread does. Its queue and its endpoint are of a resource domain; the peers in the
-//! /// address vector and the region are those of the domain.
+//! /// What one thread does. The queue and the endpoint belong to a resource domain, the address
+//! /// vector and the region to the parent domain.
 //! async fn write_own_part(
 //!     (domain, av, info): (Domain, AddressVector, Info),
 //!     region: RemoteRegion,
@@ -134,10 +135,12 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Two threads that pass batches of 8 bytes over `shm`, each to its own endpoint, move 1.4 to 1.8
-//! times as many messages with a resource domain each as in one domain; over `tcp` 10 times as
-//! many, because in one domain each thread also handles the other's sockets. The example
-//! `resource_domains` runs this.
+//! The main thread may block in `join`: each resource domain has a driver on its own thread.
+//!
+//! Compared with one domain, two threads with a resource domain each move 1.4 to 1.8 times as many
+//! messages of 8 bytes over `shm`, in batches, each to its own endpoint. Over `tcp` they move 10
+//! times as many: in one domain each thread also handles the other's sockets. The example
+//! `resource_domains` measures this.
 //!
 //! Resource domains also help within one thread: a poll makes
 //! [passes](super::progress#polls-make-progress) only in its own resource domain, so a pass handles
@@ -165,11 +168,12 @@
 //! [pass](super::progress#polls-make-progress) polls. The
 //! table of the type has the differences. `Default` suits most programs. Take `LowLatency` where
 //! single messages matter and cores are free, and `ForceLowLatency` for a few domains that may each
-//! occupy a core: opening fails if no core is free. `HighBandwidth` makes the fewest system calls
-//! for messages that are posted one by one over `tcp` or `udp`; measure it against `Default`, which
-//! also shares system calls among messages and was not slower here.
+//! occupy a core: opening fails if this process has reserved all its cores. `Default` also shares
+//! system calls among messages, and was faster than `HighBandwidth` or equal here: try
+//! `HighBandwidth` only if system calls of messages that are posted one by one over `tcp` or `udp`
+//! dominate.
 //!
-//! | 8 bytes, rate against `LowLatency` | `Default` | `HighBandwidth` |
+//! | messages of 8 bytes per second, `LowLatency` = 1 | `Default` | `HighBandwidth` |
 //! |---|---|---|
 //! | `shm`, posted in batches | 1.4 | 1.2 |
 //! | `shm`, posted one by one | 1.0 | 1.0 |
@@ -177,10 +181,11 @@
 //! | `tcp`, posted one by one | 1.6 | 1.5 |
 //!
 //! (Medians of three runs of `fabric-bench rate --size 8 --api batch|cq --msg-model MODEL`, policy
-//! adaptive, two processes on two cores.) A message that is awaited leaves at once in each model:
-//! its poll writes what is batched. So a round trip is about as long in each model, even while
-//! another endpoint of the domain streams (`fabric-bench lat --size 8 --streams 1 --msg-model
-//! MODEL`): 1.0 times that of `HighBandwidth` over `shm`, 0.97 over `tcp`.
+//! adaptive, two processes on two cores.) `.await` sends at once in each
+//! model, together with what was posted before. So round trips take about as long in each model,
+//! even while another endpoint of the domain streams: with `LowLatency` 1.0 times as long as with
+//! `HighBandwidth` over `shm`, and 0.97 times over `tcp` (`fabric-bench lat --size 8 --streams 1
+//! --msg-model MODEL`).
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -208,9 +213,9 @@
 //!
 //! # The users of a `Serial` domain
 //!
-//! One task that uses the domain is one user, on whatever thread it runs. So are threads that take
-//! turns under a lock of the program. A call that finds another thread inside a call on the domain
-//! breaks the promise:
+//! A task that uses the domain may move between threads, and threads may take turns under a lock of
+//! the program. Only calls that overlap in time break the promise. If a call finds another thread
+//! inside a call on the domain:
 //!
 //! * A call that posts or configures fails with [`Error::ConcurrentUse`] (`FI_EBUSY`). It has had
 //!   no effect, and returns the buffer.
@@ -220,7 +225,7 @@
 //!
 //! The other thread's call is not disturbed. [`DomainStats::concurrent_uses`] counts the calls that
 //! were refused or had to wait, and [`EventKind::ConcurrentUse`] reports the first when the domain
-//! makes progress next. Uses of two threads that do not overlap in time are not noticed.
+//! makes progress next.
 //!
 //! ```
 //! use fabric_async::thread_model::Serial;
@@ -246,28 +251,27 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The driver, the event loop that calls `prepare_wait`, and the reader of an [`EventQueue`] are no
-//! users: calls wait for the end of their passes. A passive endpoint has a domain of its own, of
-//! model [`Shared`].
+//! The driver, the event loop that calls `prepare_wait`, and the reader of an [`EventQueue`] never
+//! cause [`Error::ConcurrentUse`]: calls wait for the end of their passes. A passive endpoint has a
+//! domain of its own, of model [`Shared`].
 //!
 //! # The thread of a `Pinned` domain
 //!
 //! The thread that opens the domain owns it. Opening needs a current-thread runtime; in a
-//! [`LocalSet`] of a multi-thread runtime, use [`open_local`]. Without a runtime, an [event
-//! loop](super::event_loops) of the same thread drives the domain.
+//! [`LocalSet`] of a multi-thread runtime, use [`open_local`]. Without a runtime, open
+//! the domain for an [event loop](super::event_loops) of the same thread
+//! ([`driven_by_event_loop`](crate::DomainBuilder::driven_by_event_loop)).
 //!
 //! * Buffers, loans, descriptors ([`WaitFd`]) and events are values: they move freely.
 //! * An [`EventQueue`] may be read by another thread. Its reads then wake the domain's driver
 //!   instead of making progress themselves.
-//! * Wakers are called from any thread. A task of another thread may wait for a channel that a task
-//!   of this thread fills.
-//! * A passive endpoint has a domain of its own, of model [`Shared`]. A `Pinned` domain accepts its
-//!   requests with [`EndpointBuilder::accept`].
-//! * The driver ends when the runtime that has it is moved to another thread and runs there, or is
-//!   dropped there. Tasks that wait at that moment are not woken; later polls keep themselves
-//!   runnable.
-//! * A [`CustomBuf`](crate::buf::CustomBuf) or a waker whose methods call the domain again panics:
-//!   the domain is in use. With [`Shared`] such a call blocks for ever. With [`Serial`] it fails or
+//! * Wakers are called from any thread. Use a channel to hand results to a task of another thread.
+//! * A passive endpoint has a domain of its own, of model [`Shared`]. A `Pinned` domain accepts the
+//!   connection requests of the passive endpoint with [`EndpointBuilder::accept`].
+//! * Do not move the runtime to another thread: the driver ends when it runs or is dropped there,
+//!   tasks that wait at that moment are not woken, and later polls keep themselves runnable.
+//! * Do not call the domain from a waker or a method of a [`CustomBuf`](crate::buf::CustomBuf):
+//!   with `Pinned` the call panics, with [`Shared`] it blocks for ever, with [`Serial`] it fails or
 //!   panics.
 //!
 //! [`Shared`]: crate::thread_model::Shared

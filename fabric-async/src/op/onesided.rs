@@ -308,8 +308,9 @@ impl<B: IoBuf> BatchOp<B> for WriteOp {
             return (0, Err(Error::ConcurrentUse));
         };
         let mut posted = 0;
+        let more = chunk.len() > 1 && ep.domain.engine.defers_in_batches();
         // With selective completion not every write is reported.
-        if chunk.len() > 1 && !B::IS_LOAN && !ep.selective_tx {
+        if more && !B::IS_LOAN && !ep.selective_tx {
             posted = batch::write_plain_together(&mut posts, chunk, WriteOp::plain_write);
         }
         batch::post_until_error(
@@ -319,7 +320,7 @@ impl<B: IoBuf> BatchOp<B> for WriteOp {
             |posts, op, buf, completion_options| {
                 let target = completion_options.target(ep.selective_tx);
                 let tx_op = TxOp {
-                    more: true,
+                    more,
                     ..op.to_tx(buf.payload().len())
                 };
                 match op.to.as_list() {

@@ -403,7 +403,11 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
                 object: Class::CompletionQueue,
                 parent: Class::Domain,
             },
-            vec!["completion queue", "another domain", "open it in"],
+            vec![
+                "completion queue",
+                "not opened in the domain",
+                "open it there",
+            ],
         ),
         (
             Error::NotSupported("windows of a registered buffer"),

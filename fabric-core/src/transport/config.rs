@@ -38,11 +38,11 @@ pub struct DomainConfig {
 /// | | [`Default`](Self::Default) | [`LowLatency`](Self::LowLatency) | [`HighBandwidth`](Self::HighBandwidth) | [`ForceLowLatency`](Self::ForceLowLatency) |
 /// |---|---|---|---|---|
 /// | messages of `post_all`, `inject_all` | one doorbell, or one write, for up to 32 | each at once | as default | each at once |
-/// | messages sent one by one, over `tcp` | the first at once, others with the next pass | each at once | all with the next pass | each at once |
+/// | messages posted one by one, over `tcp` | the first after a pass at once, others with the next pass | each at once | all with the next pass | each at once |
 /// | the same over `udp` | each at once | each at once | all with the next pass | each at once |
-/// | connections over `shm` that every pass polls | 8, and those in use | 64, and those in use | as default | all |
+/// | connections over `shm` that every pass polls | active ones, and 8 idle ones | active ones, and 64 idle ones | as default | all |
 /// | longest spinning of a driver before it sleeps | 100 microseconds | 1 millisecond | 20 microseconds | 1 millisecond |
-/// | a task's poll spins | as long as that succeeds | always | as default | always |
+/// | a task's poll spins | while spinning has found work lately | always | as default | always |
 /// | sockets over `tcp` | as configured | as configured | as configured | io_uring |
 /// | reserved | nothing | nothing | nothing | a core |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -57,14 +57,17 @@ pub enum MessageModel {
     #[doc(alias = "IBV_EXP_MSG_LOW_LATENCY")]
     LowLatency,
     /// Messages leave together. A message that is posted or started leaves with the next pass: when
-    /// a task polls an operation or a queue of the domain, or the driver runs.
+    /// a task polls an operation or a queue of the domain, or the driver runs. A message that is
+    /// awaited leaves at once.
     #[doc(alias = "IBV_EXP_MSG_HIGH_BW")]
     HighBandwidth,
     /// As `LowLatency`, with a reserved core: waiting tasks spin (policy
     /// [`WaitPolicy::Spin`]). Opening fails with
-    /// [`Error::NotReserved`](crate::Error::NotReserved) when the process has reserved all cores of
-    /// the machine, the wait policy is [`WaitPolicy::Park`], or, over `tcp`, sockets are configured
-    /// for epoll or the kernel refuses an io_uring instance.
+    /// [`Error::NotReserved`](crate::Error::NotReserved) in these cases:
+    ///
+    /// * The process has as many such domains as cores.
+    /// * The wait policy is [`WaitPolicy::Park`].
+    /// * Over `tcp`, sockets are configured for epoll, or the kernel refuses an io_uring instance.
     #[doc(alias = "IBV_EXP_MSG_FORCE_LOW_LATENCY")]
     ForceLowLatency,
 }
