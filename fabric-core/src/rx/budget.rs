@@ -28,13 +28,14 @@ pub(super) fn message_cost(len: usize) -> usize {
     BufferPool::buffer_size(len).saturating_add(UNEXPECTED_OVERHEAD)
 }
 
-/// The memory that unexpected and claimed messages use, in bytes, by peer, and its limit.
+/// The memory that unexpected and claimed messages use, in bytes, by peer, and its limit. The queue
+/// has another one for messages that it buffers beyond the budget.
 #[derive(Debug)]
 pub(super) struct UnexpectedBudget {
     limit: usize,
     /// One peer uses the whole budget.
     single_peer: bool,
-    /// What all peers use. A claimed message may exceed the limit.
+    /// What all peers use.
     used: usize,
     /// The peer that was charged last: mostly one peer sends several messages.
     current: (PeerKey, PeerAccount),
@@ -123,6 +124,10 @@ impl UnexpectedBudget {
     pub(super) fn set_single_peer(&mut self) {
         self.single_peer = true;
         self.changes += 1;
+    }
+
+    pub(super) fn limit(&self) -> usize {
+        self.limit
     }
 
     pub(super) fn used(&self) -> usize {

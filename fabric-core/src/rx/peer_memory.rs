@@ -287,8 +287,7 @@ impl RxQueue {
             envelope.peer == peer && message.is_unmapped()
         };
         for (envelope, message) in self.matcher.unexpected.take_where(of_peer) {
-            self.budget
-                .release(envelope.peer, message.budget_cost(&envelope));
+            self.release(&envelope, &message);
             self.remove_unmapped(envelope.arrival);
         }
         // Last, because a requeued receive must not match another message of this peer.
