@@ -723,18 +723,17 @@ impl RxQueue {
 
     fn add_unexpected(&mut self, envelope: Envelope, message: UnexpectedMessage) -> UnexpectedKey {
         self.charge(&envelope, &message);
-        let unmapped =
-            message
-                .is_unmapped()
-                .then_some((envelope.arrival, envelope.peer, envelope.len));
+        let (arrival, peer, len) = (envelope.arrival, envelope.peer, envelope.len);
+        let unmapped_in = message.is_unmapped().then_some(message.account);
         let key = self.matcher.unexpected.insert(envelope, message);
-        if let Some((arrival, peer, len)) = unmapped {
-            self.add_unmapped(UnmappedUnexpected {
+        if let Some(account) = unmapped_in {
+            let unmapped = UnmappedUnexpected {
                 arrival,
                 key,
                 peer,
-                len,
-            });
+                cost: account.cost_of_copy(len),
+            };
+            self.add_unmapped(unmapped, len);
         }
         key
     }

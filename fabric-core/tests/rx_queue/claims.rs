@@ -2,8 +2,10 @@
 //! claim waits for room.
 
 use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
 
-use fabric_core::buf::{BufferPool, PooledBuf};
+use fabric_core::buf::{BufferPool, CopySource, PeerMemory, PooledBuf};
 use fabric_core::matching::PeerKey;
 use fabric_core::rx::{BudgetGroup, ClaimId, PartialId};
 use fabric_core::{Address, Error, Resource, Result};
@@ -171,6 +173,68 @@ fn peers_have_shares_of_the_limit() {
     }
     hold(&mut fixture, 7);
     assert!(claim(&mut fixture, 7, LEN).is_ok());
+}
+
+/// Memory of a sender that is not mapped here.
+struct SenderMemory(usize);
+
+impl CopySource for SenderMemory {
+    fn len(&self) -> usize {
+        self.0
+    }
+    fn copy_to<'d>(&self, _: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
+        let ones = vec![1; dst.len()];
+        (&ones[..]).copy_to(0, dst)
+    }
+    fn copy_to_init(&self, _: usize, dst: &mut [u8]) {
+        dst.fill(1);
+    }
+}
+
+impl PeerMemory for SenderMemory {
+    fn is_mapped(&self) -> bool {
+        false
+    }
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The entry of a message in memory of its sender is beyond the budget while the message is
+/// claimed, and is charged to the budget with the copy of the message.
+#[test]
+fn message_in_memory_of_its_sender_moves_to_the_budget() {
+    const LONG: usize = 10_000;
+    let mut fixture = Fixture::with_budget(BUDGET);
+    let mut charged = 0;
+    while fixture.rx.charge_peer(PeerKey(1), 100) {
+        charged += 100;
+    }
+    let memory: Arc<dyn PeerMemory> = Arc::new(SenderMemory(LONG));
+    let held = spec(Some(1));
+    let Fixture { rx, engine } = &mut fixture;
+    assert!(!rx.deliver_peer_memory(engine, envelope(1, 1, LONG), &memory));
+    rx.prepare_claim(engine, &held).unwrap();
+    assert_eq!(rx.next_held(), Some(PeerKey(1)));
+    assert!(rx.deliver_peer_memory(engine, envelope(1, 1, LONG), &memory));
+    assert!(!rx.end_next_held(engine));
+    let (id, _) = rx.claim(&held).unwrap();
+    assert_eq!(rx.unexpected().1, charged + 320);
+    rx.release_claim(engine, id);
+    while rx.copy_next_chunk(engine) {}
+    let used = rx.unexpected().1;
+    assert_eq!(used, charged + 320, "there is no room for a copy");
+    rx.release_peer(PeerKey(1), charged);
+    while rx.copy_next_chunk(engine) {}
+    assert!(rx.unexpected().1 > LONG);
+    let op = fixture.post(Some(1));
+    assert_eq!(fixture.received_len(op), Some(LONG));
+    assert_eq!(fixture.rx.unexpected(), (0, 0));
+    // Nothing is beyond the budget: a message of any length can be claimed.
+    assert!(!fixture.deliver(2, 2, &[1; 2 * BUDGET]));
+    assert!(!fixture.deliver(3, 3, &[1; 2 * BUDGET]));
+    assert!(claim(&mut fixture, 2, 2 * BUDGET).is_ok());
+    assert!(claim(&mut fixture, 3, 2 * BUDGET).is_err());
 }
 
 /// A step of a program that claims messages, and of its peers.
