@@ -89,6 +89,9 @@ enum Command {
         #[arg(long, default_value = "")]
         victim: String,
     },
+    /// A process of a siege that only uses the processor
+    #[command(hide = true)]
+    SiegeBusy,
     /// A process of a siege that begins long messages and is killed
     #[command(hide = true)]
     SiegeSender {
@@ -419,6 +422,7 @@ impl Cli {
                 target,
                 victim,
             } => siege::run_attack(attack, &target, &victim),
+            Command::SiegeBusy => siege::run_busy_process(),
             Command::SiegeSender { target } => {
                 exit_on_stdin_eof()?;
                 siege::begin_long_messages(&target)

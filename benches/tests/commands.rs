@@ -345,12 +345,27 @@ fn siege_counts_requests_losses_and_actions() {
         let out = String::from_utf8_lossy(&output.stdout);
         let quiet = siege_row(&out, "quiet");
         assert_eq!((quiet[0], quiet[2]), ("-", "0"), "{out}");
+        // As many processes that only use the processor run in place of the attackers.
+        for name in ["1 busy process", "2 busy processes"] {
+            let row = siege_row(&out, name);
+            assert_eq!(
+                (row[0], row[2], row[6], row[7]),
+                ("-", "0", "-", "-"),
+                "{out}"
+            );
+            assert!(row[4].parse::<f64>().is_ok_and(|p99| p99 > 0.0), "{out}");
+        }
         for name in [attacks[0], attacks[1], "all at once"] {
             let row = siege_row(&out, name);
             let (actions, requests) = (row[0].parse::<u64>(), row[1].parse::<u64>());
             assert!(actions.is_ok_and(|count| count > 0), "{name}: {out}");
             assert!(requests.is_ok_and(|count| count > 0), "{name}: {out}");
             assert_eq!(row[2], "0", "{name} lost requests: {out}");
+            // The multiples of the quiet slice and of that beside busy processes.
+            for ratio in &row[6..8] {
+                let ratio = ratio.trim_end_matches('!').parse::<f64>();
+                assert!(ratio.is_ok_and(|ratio| ratio > 0.0), "{name}: {out}");
+            }
         }
         let found = out.contains("after the attack:") || out.contains("are allowed");
         assert_eq!(output.status.success(), !found, "{out}");

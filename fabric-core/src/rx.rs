@@ -100,6 +100,9 @@ pub struct RxQueue {
     peer_copies: PeerCopies,
     unsent_acks: UnsentAcks,
     budget: UnexpectedBudget,
+    /// What messages use for which the budget had no room: claimed ones, and those that a receive
+    /// or a claim had before it was dropped. They leave the budget to other messages.
+    beyond_budget: UnexpectedBudget,
     over_budget: PeersOverBudget,
     held: HeldMessages,
 }
@@ -113,6 +116,16 @@ struct UnexpectedMessage {
     partial: Option<PartialId>,
     /// Whether a probe has found the message.
     is_probed: bool,
+    account: Account,
+}
+
+/// What a buffered message is charged to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Account {
+    /// The budget for unexpected messages.
+    Budget,
+    /// The limit for messages beyond the budget.
+    BeyondBudget,
 }
 
 impl std::fmt::Debug for UnexpectedMessage {
@@ -145,6 +158,7 @@ impl UnexpectedMessage {
             peer_memory: None,
             partial,
             is_probed: false,
+            account: Account::Budget,
         }
     }
 
@@ -187,6 +201,7 @@ impl RxQueue {
             peer_copies: PeerCopies::default(),
             unsent_acks: UnsentAcks::default(),
             budget: UnexpectedBudget::new(budget),
+            beyond_budget: UnexpectedBudget::new(budget),
             over_budget: PeersOverBudget::default(),
             held: HeldMessages::new(),
         }
@@ -210,6 +225,7 @@ impl RxQueue {
     pub fn set_single_peer(&mut self) {
         if !self.shared {
             self.budget.set_single_peer();
+            self.beyond_budget.set_single_peer();
         }
     }
 
@@ -420,9 +436,9 @@ impl RxQueue {
         } else {
             message_cost(envelope.len)
         };
-        if !self.make_room(engine, &envelope, cost) {
+        let Some(account) = self.make_room(engine, &envelope, cost) else {
             return self.decline_over_budget(engine, &envelope);
-        }
+        };
         let mut buffered = PooledBuf::empty();
         if peer_memory.is_none() {
             if buffered.begin_fill(envelope.len).is_err() {
@@ -435,6 +451,7 @@ impl RxQueue {
             envelope,
             UnexpectedMessage {
                 peer_memory,
+                account,
                 ..UnexpectedMessage::new(buffered, None)
             },
         );
@@ -442,17 +459,45 @@ impl RxQueue {
         true
     }
 
-    /// Returns whether this message, which no receive takes, may be buffered at this cost. Makes
-    /// room for the message if room can be made.
+    /// Returns what to charge this message to, which no receive takes, if it may be buffered at
+    /// this cost. Makes room for the message if room can be made.
     #[inline]
-    fn make_room(&mut self, engine: &mut impl RxEngine, envelope: &Envelope, cost: usize) -> bool {
+    fn make_room(
+        &mut self,
+        engine: &mut impl RxEngine,
+        envelope: &Envelope,
+        cost: usize,
+    ) -> Option<Account> {
         match self.budget.admit(envelope.peer, cost) {
-            Admission::Fits => true,
+            Admission::Fits => return Some(Account::Budget),
             Admission::AfterDiscard => {
                 self.discard_from_disconnected(engine);
-                self.budget.fits(envelope.peer, cost) || self.held.is_next_for_claim(envelope.peer)
+                if self.budget.fits(envelope.peer, cost) {
+                    return Some(Account::Budget);
+                }
             }
-            Admission::Declined => self.held.is_next_for_claim(envelope.peer),
+            Admission::Declined => {}
+        }
+        let is_claimed = self.held.is_next_for_claim(envelope.peer);
+        is_claimed.then_some(Account::BeyondBudget)
+    }
+
+    /// Charges a buffered message to its account.
+    fn charge(&mut self, envelope: &Envelope, message: &UnexpectedMessage) {
+        let cost = message.budget_cost(envelope);
+        self.account(message).charge(envelope.peer, cost);
+    }
+
+    /// Returns what a buffered message was charged.
+    fn release(&mut self, envelope: &Envelope, message: &UnexpectedMessage) {
+        let cost = message.budget_cost(envelope);
+        self.account(message).release(envelope.peer, cost);
+    }
+
+    fn account(&mut self, message: &UnexpectedMessage) -> &mut UnexpectedBudget {
+        match message.account {
+            Account::Budget => &mut self.budget,
+            Account::BeyondBudget => &mut self.beyond_budget,
         }
     }
 
@@ -639,14 +684,17 @@ impl RxQueue {
         self.post_keys.clear();
         self.unsent_acks.clear();
         self.budget.clear();
+        self.beyond_budget.clear();
         self.over_budget = PeersOverBudget::default();
         self.held = HeldMessages::new();
     }
 
-    /// Returns the number of unexpected messages, and the bytes of the budget that they use.
+    /// Returns the number of unexpected messages, and the bytes that they, claimed messages and
+    /// messages that transports have set aside use.
     #[must_use]
     pub fn unexpected(&self) -> (usize, usize) {
-        (self.matcher.unexpected.len(), self.budget.used())
+        let bytes = self.budget.used() + self.beyond_budget.used();
+        (self.matcher.unexpected.len(), bytes)
     }
 
     /// Fails a receive for whose matched message no memory could be reserved. The message is
@@ -672,20 +720,18 @@ impl RxQueue {
     }
 
     fn add_unexpected(&mut self, envelope: Envelope, message: UnexpectedMessage) -> UnexpectedKey {
-        self.budget
-            .charge(envelope.peer, message.budget_cost(&envelope));
-        let unmapped =
-            message
-                .is_unmapped()
-                .then_some((envelope.arrival, envelope.peer, envelope.len));
+        self.charge(&envelope, &message);
+        let (arrival, peer, len) = (envelope.arrival, envelope.peer, envelope.len);
+        let unmapped_in = message.is_unmapped().then_some(message.account);
         let key = self.matcher.unexpected.insert(envelope, message);
-        if let Some((arrival, peer, len)) = unmapped {
-            self.add_unmapped(UnmappedUnexpected {
+        if let Some(account) = unmapped_in {
+            let unmapped = UnmappedUnexpected {
                 arrival,
                 key,
                 peer,
-                len,
-            });
+                cost: account.cost_of_copy(len),
+            };
+            self.add_unmapped(unmapped, len);
         }
         key
     }
@@ -696,12 +742,17 @@ impl RxQueue {
         &mut self,
         engine: &mut impl RxEngine,
         envelope: Envelope,
-        message: UnexpectedMessage,
+        mut message: UnexpectedMessage,
     ) {
         let partial = message.partial;
+        let has_room = (self.budget).fits(envelope.peer, message.budget_cost(&envelope));
+        message.account = if has_room {
+            Account::Budget
+        } else {
+            Account::BeyondBudget
+        };
         if let MatchResult::Receive(receive) = self.take_match_multi(engine, &envelope) {
-            self.budget
-                .charge(envelope.peer, message.budget_cost(&envelope));
+            self.charge(&envelope, &message);
             self.deliver_buffered(engine, receive, envelope, message);
         } else {
             let key = self.add_unexpected(envelope, message);
@@ -740,8 +791,7 @@ impl RxQueue {
         mut envelope: Envelope,
         message: UnexpectedMessage,
     ) {
-        self.budget
-            .release(envelope.peer, message.budget_cost(&envelope));
+        self.release(&envelope, &message);
         if message.is_unmapped() {
             self.remove_unmapped(envelope.arrival);
         }

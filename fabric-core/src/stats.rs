@@ -106,7 +106,7 @@ pub struct EndpointStats {
     pub held_connections: usize,
     /// Unexpected messages that wait for a receive now.
     pub unexpected: usize,
-    /// Bytes of the budget that unexpected messages use now.
+    /// Bytes that unexpected and claimed messages use now, of the budget and beyond it.
     pub unexpected_bytes: usize,
 }
 

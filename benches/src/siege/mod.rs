@@ -23,11 +23,11 @@ mod usage;
 
 use std::time::Duration;
 
-pub use attacks::{Attack, begin_long_messages, run_attack};
+pub use attacks::{Attack, begin_long_messages, run_attack, run_busy_process};
 pub use provider::SiegeProvider;
 pub use server::serve_siege;
 
-use self::slice::Siege;
+use self::slice::{Load, Siege};
 use crate::output::print;
 use crate::stop::Stop;
 use crate::{Error, Result, progress_bar};
@@ -56,8 +56,8 @@ pub fn siege(
         let slice_time = slice_time(provider_time, attacks.len());
         let mut siege = Siege::start(provider)?;
         print(&report::heading(provider, attacks.len(), slice_time))?;
-        let run = |siege: &mut Siege, name: &str, attacks: &[Attack], time| {
-            let outcome = siege.run_slice(attacks, time, stop)?;
+        let run = |siege: &mut Siege, name: &str, load: Load<'_>, time| {
+            let outcome = siege.run_slice(load, time, stop)?;
             progress_bar::clear();
             print(&report::row(name, &outcome))?;
             for finding in &outcome.findings {
@@ -70,13 +70,19 @@ pub fn siege(
             stop.check()?;
             Ok::<_, Error>(outcome.findings.len())
         };
-        findings += run(&mut siege, "quiet", &[], slice_time)?;
+        findings += run(&mut siege, "quiet", Load::Quiet, slice_time)?;
+        findings += run(&mut siege, "1 busy process", Load::Busy(1), slice_time)?;
+        if attacks.len() > 1 {
+            let name = format!("{} busy processes", attacks.len());
+            findings += run(&mut siege, &name, Load::Busy(attacks.len()), slice_time)?;
+        }
         for attack in &attacks {
-            findings += run(&mut siege, &attack.name(), &[*attack], slice_time)?;
+            let load = Load::Attacks(std::slice::from_ref(attack));
+            findings += run(&mut siege, &attack.name(), load, slice_time)?;
         }
         if attacks.len() > 1 {
             let time = slice_time * ALL_AT_ONCE_PARTS;
-            findings += run(&mut siege, "all at once", &attacks, time)?;
+            findings += run(&mut siege, "all at once", Load::Attacks(&attacks), time)?;
         }
         print("")?;
     }
@@ -125,7 +131,8 @@ fn select_attacks(
     Ok(selected)
 }
 
-/// Returns the time of one slice: a quiet one, one for each attack, and a longer one for all.
+/// Returns the time of one slice: a quiet one, one for each attack, and a longer one for all. The
+/// slices beside busy processes take as much, in addition to the time of the provider.
 fn slice_time(provider_time: Duration, attacks: usize) -> Duration {
     let all_at_once = if attacks > 1 { ALL_AT_ONCE_PARTS } else { 0 };
     provider_time / (1 + attacks as u32 + all_at_once)

@@ -17,6 +17,8 @@ actions: what the attackers did: connections, requests for one, messages or acce
 round trips of the honest clients; a request that a slow one delayed counts as late, too. x quiet:
 p99 divided by that of the row quiet. The goal is at most 3; `!` marks a value above it. Such a
 value does not fail the command, because other programs of the machine delay the clients as well.
+x busy: p99 divided by that beside as many processes that only use the processor, as the row above
+the attacks shows it. What is in `x quiet` and not in `x busy` is the share of the processors.
 memory (private) and shared (both MiB), descriptors and mappings are those of the server: the
 highest sample, and the value after the attackers have ended. A row with findings is followed by a
 new server.";
@@ -25,7 +27,7 @@ new server.";
 const NAME_WIDTH: usize = 20;
 
 /// Titles and widths of the columns.
-const COLUMNS: [(&str, usize); 12] = [
+const COLUMNS: [(&str, usize); 13] = [
     ("attack", NAME_WIDTH),
     ("actions", 9),
     ("requests", 8),
@@ -34,6 +36,7 @@ const COLUMNS: [(&str, usize); 12] = [
     ("p99 us", 9),
     ("max ms", 8),
     ("x quiet", 8),
+    ("x busy", 8),
     ("memory", 13),
     ("shared", 13),
     ("descriptors", 11),
@@ -80,7 +83,8 @@ pub(super) fn row(name: &str, outcome: &SliceOutcome) -> String {
     let SliceOutcome {
         actions,
         clients,
-        p99_ratio,
+        quiet_ratio,
+        busy_ratio,
         peak,
         after,
         stats,
@@ -98,7 +102,8 @@ pub(super) fn row(name: &str, outcome: &SliceOutcome) -> String {
         clients.retries.to_string(),
         scaled(clients.p99_ns(), 1e3),
         scaled(clients.max_ns(), 1e6),
-        format_p99_ratio(*p99_ratio),
+        format_p99_ratio(*quiet_ratio),
+        format_p99_ratio(*busy_ratio),
         format!(
             "{:.1}/{:.1}",
             mebibytes(peak.memory),
@@ -119,7 +124,7 @@ pub(super) fn row(name: &str, outcome: &SliceOutcome) -> String {
         .to_owned()
 }
 
-/// Formats a multiple of the quiet slice, and marks it above the goal.
+/// Formats a multiple of a reference slice, and marks it above the goal.
 fn format_p99_ratio(ratio: Option<f64>) -> String {
     let mark = |ratio: f64| if ratio > MAX_P99_RATIO { "!" } else { "" };
     ratio.map_or_else(
@@ -153,7 +158,8 @@ mod tests {
         let outcome = SliceOutcome {
             actions: Some(12),
             clients: ClientReport::new(),
-            p99_ratio: None,
+            quiet_ratio: None,
+            busy_ratio: None,
             peak: usage,
             after: usage,
             stats: ServerStats {
@@ -170,6 +176,7 @@ mod tests {
             "0",
             "0",
             "0",
+            "-",
             "-",
             "-",
             "-",

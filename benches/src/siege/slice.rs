@@ -1,13 +1,15 @@
 //! One slice of the time: attackers and clients run, the server is observed, and then the server
-//! must return what the attackers made it use.
+//! must return what the attackers made it use. In reference slices other processes run instead of
+//! the attackers, or none.
 
+use std::collections::HashMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
-use super::attacks::Attack;
+use super::attacks::{Attack, start_busy_process};
 use super::client::{ClientReport, HonestClient};
 use super::message::RequestKind;
 use super::provider::SiegeProvider;
@@ -25,6 +27,40 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(25);
 /// How long the server may take to return what the attackers made it use.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// The processes that run beside the server and the clients in a slice.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Load<'a> {
+    /// None. The first slice is one without processes.
+    Quiet,
+    /// This number of processes that only use the processor, at the priority of the attackers.
+    Busy(usize),
+    /// These attackers.
+    Attacks(&'a [Attack]),
+}
+
+impl Load<'_> {
+    /// Returns the number of processes.
+    fn processes(self) -> usize {
+        match self {
+            Self::Quiet => 0,
+            Self::Busy(processes) => processes,
+            Self::Attacks(attacks) => attacks.len(),
+        }
+    }
+
+    /// Starts the processes, and waits until each has begun. `victim` is the name of a client.
+    fn start(self, target: &str, victim: &str) -> Result<Vec<ChildProcess>> {
+        match self {
+            Self::Quiet => Ok(Vec::new()),
+            Self::Busy(processes) => (0..processes).map(|_| start_busy_process()).collect(),
+            Self::Attacks(attacks) => attacks
+                .iter()
+                .map(|attack| attack.start(target, victim))
+                .collect(),
+        }
+    }
+}
+
 /// What happened in a slice.
 #[derive(Debug)]
 pub(super) struct SliceOutcome {
@@ -33,7 +69,9 @@ pub(super) struct SliceOutcome {
     /// What the honest clients lost and measured.
     pub(super) clients: ClientReport,
     /// The 99th percentile divided by that of the quiet slice.
-    pub(super) p99_ratio: Option<f64>,
+    pub(super) quiet_ratio: Option<f64>,
+    /// The 99th percentile divided by that beside as many busy processes as attackers.
+    pub(super) busy_ratio: Option<f64>,
     /// The highest usage of the server.
     pub(super) peak: ProcessUsage,
     /// The usage of the server after the attackers have ended.
@@ -50,6 +88,8 @@ pub(super) struct Siege {
     limits: UsageLimits,
     /// Usage and 99th percentile of the quiet slice.
     quiet: Option<(ProcessUsage, Option<f64>)>,
+    /// The 99th percentile beside busy processes, by the number of processes.
+    busy: HashMap<usize, f64>,
     clients: Vec<HonestClient>,
     server: SiegeServerProcess,
     // Dropped last: the drivers of the clients' endpoints run on it.
@@ -102,6 +142,7 @@ impl Siege {
             provider,
             limits: provider.limits(),
             quiet: None,
+            busy: HashMap::new(),
             clients: server.connect_clients(provider, &runtime)?,
             server,
             runtime,
@@ -119,18 +160,18 @@ impl Siege {
         Ok(())
     }
 
-    /// Runs the clients for this time while these attackers run. The first slice is the quiet one,
-    /// with which the others are compared.
+    /// Runs the clients for this time beside these processes. The first slice is the quiet one.
+    /// Slices with attackers are compared with it, and with one beside as many busy processes.
     ///
     /// # Errors
     /// [`Error::ProcessDied`] if the server or an attacker died.
     pub(super) fn run_slice(
         &mut self,
-        attacks: &[Attack],
+        load: Load<'_>,
         time: Duration,
         stop: &Stop,
     ) -> Result<SliceOutcome> {
-        let outcome = self.try_slice(attacks, time, stop);
+        let outcome = self.try_slice(load, time, stop);
         outcome.map_err(|error| {
             if self.server.child.has_ended() {
                 return self.server.child.or_death_error(error);
@@ -139,12 +180,7 @@ impl Siege {
         })
     }
 
-    fn try_slice(
-        &mut self,
-        attacks: &[Attack],
-        time: Duration,
-        stop: &Stop,
-    ) -> Result<SliceOutcome> {
+    fn try_slice(&mut self, load: Load<'_>, time: Duration, stop: &Stop) -> Result<SliceOutcome> {
         let before = self.server_stats(RequestKind::Stats)?;
         let end = Stop::default();
         let victim = self
@@ -156,7 +192,7 @@ impl Siege {
             .drain(..)
             .map(|client| self.runtime.spawn(client.run(end.clone())))
             .collect();
-        let attacked = self.observe(attacks, &victim, time, stop, &running, &end);
+        let attacked = self.observe(load, &victim, time, stop, &running, &end);
         end.raise();
         let mut clients = ClientReport::new();
         for client in running {
@@ -174,6 +210,9 @@ impl Siege {
             Some(quiet) => quiet,
             None => *self.quiet.insert((self.server_usage()?, p99)),
         };
+        if let (Load::Busy(processes), Some(p99)) = (load, p99) {
+            self.busy.insert(processes, p99);
+        }
         self.server_stats(RequestKind::TakeAll)?;
         let after = self.wait_settled(quiet)?;
         let mut findings = find_losses(&clients);
@@ -187,11 +226,12 @@ impl Siege {
                 "after the attack: a new client is not served: {error}"
             ));
         }
+        let attacked_p99 = p99.filter(|_| matches!(load, Load::Attacks(_)));
+        let busy_p99 = self.busy.get(&load.processes());
         Ok(SliceOutcome {
-            actions: (!attacks.is_empty()).then_some(actions),
-            p99_ratio: (!attacks.is_empty())
-                .then(|| Some(p99? / quiet_p99?))
-                .flatten(),
+            actions: matches!(load, Load::Attacks(_)).then_some(actions),
+            quiet_ratio: attacked_p99.and_then(|p99| Some(p99 / quiet_p99?)),
+            busy_ratio: attacked_p99.and_then(|p99| Some(p99 / busy_p99?)),
             clients,
             peak,
             after,
@@ -200,21 +240,18 @@ impl Siege {
         })
     }
 
-    /// Starts the attackers, samples the usage of the server for this time and until the clients
-    /// have ended, and ends the attackers. Returns the highest usage and the number of actions.
+    /// Starts the processes, samples the usage of the server for this time and until the clients
+    /// have ended, and ends the processes. Returns the highest usage and the number of actions.
     fn observe(
         &mut self,
-        attacks: &[Attack],
+        load: Load<'_>,
         victim: &str,
         time: Duration,
         stop: &Stop,
         running: &[JoinHandle<(HonestClient, ClientReport)>],
         end: &Stop,
     ) -> Result<(ProcessUsage, u64)> {
-        let mut attackers = Vec::new();
-        for attack in attacks {
-            attackers.push(attack.start(&self.server.address, victim)?);
-        }
+        let processes = load.start(&self.server.address, victim)?;
         let began = Instant::now();
         let mut peak = ProcessUsage::default();
         loop {
@@ -226,14 +263,14 @@ impl Siege {
                 break;
             }
             let part = began.elapsed().as_secs_f64() / time.as_secs_f64();
-            progress_bar::show(&format!("{} attackers", attackers.len()), part);
+            progress_bar::show(&format!("{} processes beside", processes.len()), part);
             thread::sleep(SAMPLE_INTERVAL.min(time / 4));
         }
         let mut actions = 0;
-        for mut attacker in attackers {
-            let text = attacker.end()?;
+        for mut process in processes {
+            let text = process.end()?;
             actions += text.trim().parse::<u64>().map_err(|_| {
-                attacker.or_death_error(Error::Malformed {
+                process.or_death_error(Error::Malformed {
                     origin: "an attacker".into(),
                     text,
                 })

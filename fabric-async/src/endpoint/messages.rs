@@ -128,7 +128,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// not wait.
     ///
     /// A probe finds buffered messages, and messages that wait in their connection because the
-    /// budget for unexpected messages has no room; a claim has the endpoint buffer such a message.
+    /// budget for unexpected messages has no room. A claim has the endpoint buffer such a message
+    /// beyond the budget, or [fails](crate::Resource::BufferBeyondBudget) if there is no room.
     /// Messages behind one that waits are not found; see [`memory`](crate::guide::memory).
     ///
     /// ```
@@ -152,7 +153,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [`Error::Closed`](crate::Error::Closed); [`Error::PeerGone`](crate::Error::PeerGone) for a
     /// [directed](Request::from) probe whose peer is gone without a matching message, as for a
     /// receive; [`Error::Canceled`](crate::Error::Canceled) when the endpoint is closed during the
-    /// wait.
+    /// wait; of a claim also those of [`ClaimOp`](crate::ops::ClaimOp).
     ///
     /// # Cancel safety
     /// Safe: a probe takes no message.

@@ -274,7 +274,10 @@
 //!   connections that wait now.
 //! * Posting a receive that accepts the message takes it out of the ring. A
 //!   [probe](Endpoint::probe) finds the message and leaves it there. For a claim the endpoint
-//!   buffers the message beyond the budget.
+//!   buffers the message, beyond the budget if need be. Such messages have a limit of their own, as
+//!   large as the budget and with the same shares; one of them may be longer. A claim beyond the
+//!   limit fails with [`Resource::BufferBeyondBudget`]: receive or discard claimed messages before
+//!   the next claim. The message of a dropped claim counts until it is received.
 //! * A message longer than the share of a peer is not buffered: it waits for its receive.
 //! * A receive takes a buffered message before one that waits in its connection. But a message that
 //!   waits is passed by later messages of other peers only a limited number of times: it is

@@ -23,9 +23,15 @@ use crate::thread_model::{Shared, ThreadModel};
 /// A claim of a message for one receive (`FI_PEEK | FI_CLAIM`,
 /// [`Request::claim`](crate::Request::claim)). An awaited claim waits for a matching message.
 ///
+/// A claim has a message buffered for which the [budget](crate::guide::memory#unexpected-messages)
+/// has no room, within a limit. No claim waits for room below that limit: only the program could
+/// make it, by receiving or discarding claimed messages, or by receiving those of dropped claims.
+///
 /// # Errors
-/// As of a [probe](crate::Endpoint::probe); [`Error::OutOfMemory`] if there is no memory for a
-/// message beyond the budget.
+/// As of a [probe](crate::Endpoint::probe). For a message beyond the budget:
+/// [`Error::WouldBlock`] with [`Resource::BufferBeyondBudget`](crate::Resource::BufferBeyondBudget)
+/// if the limit has no room for it, and [`Error::OutOfMemory`] if there is no memory for it. The
+/// message stays where it was.
 ///
 /// # Cancel safety
 /// Safe: a message is claimed only by the poll that returns it.
@@ -49,8 +55,7 @@ impl<M: ThreadModel> Request<'_, ClaimOp, (), M> {
     /// Claims the first matching message without waiting; `None` if there is none now.
     ///
     /// # Errors
-    /// As of a [probe](crate::Endpoint::probe); [`Error::OutOfMemory`] if there is no memory for a
-    /// message beyond the budget.
+    /// Those of [`ClaimOp`].
     pub fn try_claim(&self) -> Result<Option<Claimed<M>>> {
         self.ep.check_recv(&self.op.spec)?;
         try_claim_message(self.ep, self.op.spec)
@@ -105,11 +110,11 @@ impl<M: ThreadModel> Future for Claiming<'_, M> {
 
 /// A claimed message, which no other receive takes. The message may still be arriving.
 ///
-/// A claimed message counts towards the budget for unexpected messages until it is received or
-/// discarded. Dropping the `Claimed` releases the message: a posted receive that accepts the
-/// message gets it, else the message takes its old place among the waiting messages. A `Claimed`
-/// does not keep the endpoint open: when the endpoint is closed, receiving the message fails with
-/// [`Error::Closed`], and the drop does nothing.
+/// A claimed message counts towards the budget for unexpected messages, or the limit beyond it,
+/// until it is received or discarded. Dropping the `Claimed` releases the message: a posted receive
+/// that accepts the message gets it, else the message takes its old place among the waiting
+/// messages. A `Claimed` does not keep the endpoint open: when the endpoint is closed, receiving
+/// the message fails with [`Error::Closed`], and the drop does nothing.
 #[must_use = "dropping a claimed message releases it for other receives"]
 pub struct Claimed<M: ThreadModel = Shared> {
     ep: Arc<EndpointInner>,

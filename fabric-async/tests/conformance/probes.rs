@@ -3,7 +3,7 @@
 use std::task::Poll;
 
 use bytes::BytesMut;
-use fabric_async::{Endpoint, Error, FiAddr, OpKind, Resource, Transfer};
+use fabric_async::{Claimed, Endpoint, Error, FiAddr, OpKind, Resource, Transfer};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use tokio::task::JoinHandle;
@@ -270,6 +270,133 @@ pub(crate) async fn probe_finds_message_over_budget(setup: Setup) {
         assert!(second.len() == OVER && all_bytes_equal(&second, round + 100));
         assert!(sending.await.unwrap().into_iter().all(|sent| sent.is_ok()));
     }
+}
+
+/// The length of a message beyond the share of a peer. Only one such message is buffered beyond the
+/// budget.
+const BEYOND_SHARE: usize = 9 << 20;
+
+/// Opens a receiver, and senders whose messages are beyond the budget: the tag of a message is the
+/// index of its sender. Waits until the receiver has found all messages.
+async fn senders_beyond_the_budget(
+    setup: &Setup,
+    count: u8,
+) -> (EndpointFixture, Vec<(EndpointFixture, JoinHandle<bool>)>) {
+    let setup = setup.single_copy_threshold(usize::MAX);
+    let receiver = setup.open_endpoint().await;
+    let mut senders = Vec::new();
+    for index in 0..count {
+        let sender = setup.open_endpoint().await;
+        let to_receiver = sender.add_peer(&receiver).await;
+        let message = vec![index; BEYOND_SHARE];
+        let sent = sender.ep.send(to_receiver, message).tag(index.into());
+        let sent = sent.start().unwrap();
+        let sending = tokio::spawn(async { sent.await.is_ok() });
+        senders.push((sender, sending));
+    }
+    for index in 0..count {
+        let found = receiver.ep.probe().tag(index.into()).await.unwrap();
+        assert_eq!(found.len, BEYOND_SHARE);
+    }
+    assert_eq!(receiver.ep.stats().unexpected_bytes, 0);
+    (receiver, senders)
+}
+
+/// Claims the message of a sender. `None` if there is no room for it.
+async fn claim_from(receiver: &EndpointFixture, index: u8) -> Option<Claimed> {
+    let claim = || receiver.ep.probe().tag(index.into()).claim();
+    let claimed = claim().await;
+    // The most that messages beyond the budget use: one that is longer than its sender's share.
+    assert!(receiver.ep.stats().unexpected_bytes < BEYOND_SHARE + (1 << 20));
+    match claimed {
+        Ok(claimed) => Some(claimed),
+        Err(error) => {
+            let resource = match &error {
+                Error::WouldBlock(resource) => *resource,
+                error => panic!("{error}"),
+            };
+            assert!(
+                matches!(resource, Resource::BufferBeyondBudget { len: BEYOND_SHARE, in_use, .. }
+                    if in_use > BEYOND_SHARE),
+                "{resource:?}"
+            );
+            assert_eq!(claim().try_claim().unwrap_err(), error);
+            None
+        }
+    }
+}
+
+fn assert_is_of(message: &[u8], index: u8) {
+    assert!(message.len() == BEYOND_SHARE && all_bytes_equal(message, index));
+}
+
+/// While a claimed message is beyond the budget, claims of other such messages fail at once. They
+/// succeed when that message is received or discarded. That of a dropped claim can be claimed again
+/// and received.
+pub(crate) async fn claims_beyond_the_limit_fail_at_once(setup: Setup) {
+    let (b, senders) = senders_beyond_the_budget(&setup, 5).await;
+    let none_but = async |claimed: u8| {
+        for index in claimed + 1..5 {
+            assert!(claim_from(&b, index).await.is_none(), "{index}");
+        }
+    };
+    let first = claim_from(&b, 0).await.unwrap();
+    none_but(0).await;
+    drop(first);
+    none_but(0).await;
+    let first = claim_from(&b, 0).await.unwrap();
+    none_but(0).await;
+    assert_is_of(&first.recv().await.unwrap(), 0);
+    drop(claim_from(&b, 1).await.unwrap());
+    none_but(1).await;
+    assert_is_of(&b.ep.recv().tag(1).await.unwrap(), 1);
+    claim_from(&b, 2).await.unwrap().discard();
+    let third = claim_from(&b, 3).await.unwrap();
+    none_but(3).await;
+    // A receive needs no room.
+    assert_is_of(&b.ep.recv().tag(4).await.unwrap(), 4);
+    // The receive of a claimed message is dropped, perhaps while the message arrives.
+    drop(third.recv().start().unwrap());
+    assert_is_of(&b.ep.recv().tag(3).await.unwrap(), 3);
+    for (_, sending) in senders {
+        assert!(sending.await.unwrap());
+    }
+    assert_eq!(b.ep.stats().unexpected_bytes, 0);
+}
+
+/// A claimed message whose sender leaves counts until the claim ends, and then no longer.
+pub(crate) async fn claims_of_peers_that_leave_end(setup: Setup) {
+    let (b, mut senders) = senders_beyond_the_budget(&setup, 4).await;
+    for index in 0..3 {
+        let claimed = claim_from(&b, index).await.unwrap();
+        assert!(claim_from(&b, 3).await.is_none());
+        let (sender, _) = senders.remove(0);
+        let name = sender.ep.name().clone();
+        sender.ep.close().unwrap();
+        match index {
+            0 => match claimed.recv().await {
+                Ok(message) => assert_is_of(&message, index),
+                Err(failed) => assert_eq!(failed.error, Error::PeerGone(name)),
+            },
+            1 => claimed.discard(),
+            _ => drop(claimed),
+        }
+        if index < 2 {
+            assert_eq!(b.ep.stats().unexpected_bytes, 0);
+        }
+    }
+    // The message of the dropped claim is in the queue again, if all of it has arrived.
+    let last = loop {
+        if let Some(last) = claim_from(&b, 3).await {
+            break last;
+        }
+        if let Some(again) = b.ep.probe().tag(2).claim().try_claim().unwrap() {
+            again.discard();
+        }
+        yield_times(1).await;
+    };
+    assert_is_of(&last.recv().await.unwrap(), 3);
+    assert!(senders.remove(0).1.await.unwrap());
 }
 
 pub(crate) async fn concurrent_claims_take_each_message_once(setup: Setup) {

@@ -409,6 +409,8 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         dropped_claim_requeues_message_in_order: MSG_TAGGED,
         claim_works_on_partial_message: MSG_TAGGED,
         probe_finds_message_over_budget: MSG_TAGGED,
+        claims_beyond_the_limit_fail_at_once: MSG_TAGGED,
+        claims_of_peers_that_leave_end: MSG_TAGGED,
         concurrent_claims_take_each_message_once: MSG_TAGGED,
         claimed_message_can_be_received_by_post: MSG_TAGGED,
         close_ends_probes_and_claims: DIRECTED,

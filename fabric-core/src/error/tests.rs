@@ -176,6 +176,14 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
             }),
             vec!["loan", "4000 of 4096 bytes", "peers"],
         ),
+        (
+            Error::WouldBlock(Resource::BufferBeyondBudget {
+                len: 9000,
+                in_use: 4000,
+                limit: 4096,
+            }),
+            vec!["9000", "4000 of 4096 bytes", "budget", "claim"],
+        ),
         (no_match, vec!["tcp", "max_msg_size", "5368709120"]),
         (fabric.close().unwrap_err(), vec!["1 domain"]),
         (Error::Closed(Class::Endpoint), vec!["endpoint"]),

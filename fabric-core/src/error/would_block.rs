@@ -47,6 +47,18 @@ pub enum Resource {
         /// The most bytes that a domain lends.
         limit: usize,
     },
+    /// Room to buffer a claimed message beyond the budget for unexpected messages. Receive or
+    /// discard claimed messages, and receive the messages of claims and receives that were dropped;
+    /// or receive the message without a claim, which needs no room.
+    BufferBeyondBudget {
+        /// The length of the message.
+        len: usize,
+        /// Bytes that messages beyond the budget use.
+        in_use: usize,
+        /// The most bytes that they use, apart from one message that may be longer. One peer can
+        /// use half of what other peers leave.
+        limit: usize,
+    },
 }
 
 impl fmt::Display for Resource {
@@ -92,6 +104,11 @@ impl fmt::Display for Resource {
                 f,
                 "no loan memory ({in_use} of {limit} bytes in use; FI_EAGAIN): wait until peers \
                  drop loaned messages, then try again"
+            ),
+            Self::BufferBeyondBudget { len, in_use, limit } => write!(
+                f,
+                "no room for a claimed message of {len} bytes beyond the budget ({in_use} of \
+                 {limit} bytes in use; FI_EAGAIN): receive claimed messages, then try again"
             ),
         }
     }

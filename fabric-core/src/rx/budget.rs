@@ -28,13 +28,14 @@ pub(super) fn message_cost(len: usize) -> usize {
     buffer_size(len).saturating_add(UNEXPECTED_OVERHEAD)
 }
 
-/// The memory that unexpected and claimed messages use, in bytes, by peer, and its limit.
+/// The memory that unexpected and claimed messages use, in bytes, by peer, and its limit. The queue
+/// has another one for messages that it buffers beyond the budget.
 #[derive(Debug)]
 pub(super) struct UnexpectedBudget {
     limit: usize,
     /// One peer uses the whole budget.
     single_peer: bool,
-    /// What all peers use. A claimed message may exceed the limit.
+    /// What all peers use.
     used: usize,
     /// The peer that was charged last: mostly one peer sends several messages.
     current: (PeerKey, PeerAccount),
@@ -113,6 +114,26 @@ impl UnexpectedBudget {
         self.groups.insert(peer, group);
     }
 
+    /// Removes a connected peer from its group.
+    pub(super) fn leave_group(&mut self, peer: PeerKey) {
+        if let Some(group) = self.groups.remove(&peer) {
+            self.release_from_group(group, self.used_by(peer));
+        }
+    }
+
+    /// Returns what the peers of a group use together.
+    pub(super) fn used_by_group(&self, group: BudgetGroup) -> usize {
+        self.used_by_group.get(&group).copied().unwrap_or(0)
+    }
+
+    fn release_from_group(&mut self, group: BudgetGroup, bytes: usize) {
+        let used = self.used_by_group.entry(group).or_default();
+        *used = used.saturating_sub(bytes);
+        if *used == 0 {
+            self.used_by_group.remove(&group);
+        }
+    }
+
     /// Raises the limit to `limit` bytes, if it is smaller.
     pub(super) fn raise(&mut self, limit: usize) {
         self.limit = self.limit.max(limit);
@@ -123,6 +144,10 @@ impl UnexpectedBudget {
     pub(super) fn set_single_peer(&mut self) {
         self.single_peer = true;
         self.changes += 1;
+    }
+
+    pub(super) fn limit(&self) -> usize {
+        self.limit
     }
 
     pub(super) fn used(&self) -> usize {
@@ -137,7 +162,7 @@ impl UnexpectedBudget {
         // How much the peers of the group may still use of their share, and with the reserve.
         let (room_in_share, room_with_reserve) = match self.groups.get(&peer) {
             Some(group) => {
-                let used = self.used_by_group.get(group).copied().unwrap_or(0);
+                let used = self.used_by_group(*group);
                 let share = self.share(self.used - used);
                 let with_reserve = share + self.limit / 16;
                 (
@@ -229,11 +254,7 @@ impl UnexpectedBudget {
             self.disconnected_used = self.disconnected_used.saturating_sub(cost);
         }
         if let Some(group) = self.groups.get(&peer).copied() {
-            let used = self.used_by_group.entry(group).or_default();
-            *used = used.saturating_sub(cost);
-            if *used == 0 {
-                self.used_by_group.remove(&group);
-            }
+            self.release_from_group(group, cost);
         }
         if left == 0 && state != PeerState::Connected {
             self.current.1 = PeerAccount::default();
@@ -386,6 +407,26 @@ mod tests {
         assert_eq!(budget.used_by_group.len(), 1);
         assert_eq!(budget.groups.len(), 1);
         assert_eq!(budget.disconnected_used, 0);
+    }
+
+    #[test]
+    fn peer_that_leaves_its_group_keeps_its_own_account() {
+        let mut budget = UnexpectedBudget::new(LIMIT);
+        let group = BudgetGroup(7);
+        for peer in [1, 2] {
+            budget.set_group(PeerKey(peer), group);
+            budget.charge(PeerKey(peer), 1000);
+        }
+        assert_eq!(budget.used_by_group(group), 2000);
+        budget.leave_group(PeerKey(1));
+        budget.leave_group(PeerKey(1));
+        budget.charge(PeerKey(1), 500);
+        let used = (budget.used_by_group(group), budget.used_by(PeerKey(1)));
+        assert_eq!(used, (1000, 1500));
+        budget.release(PeerKey(1), 1500);
+        budget.release(PeerKey(2), 1000);
+        assert_eq!((budget.used_by_group(group), budget.used()), (0, 0));
+        assert!(budget.used_by_group.is_empty());
     }
 
     #[test]

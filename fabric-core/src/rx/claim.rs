@@ -5,15 +5,20 @@
 //! *claim* (`FI_CLAIM`) removes such a message, which may still be arriving, from matching. A
 //! claimed message is later received, discarded, or requeued at its old place.
 //!
-//! A held message that is claimed is buffered, even over the budget: a program that asks for a
-//! message's length before it allocates a buffer must get the longest message too.
+//! A held message that is claimed is buffered, even beyond the budget: a program that asks for a
+//! message's length before it allocates a buffer must get the longest message too. But what is
+//! buffered beyond the budget has a limit of its own, as large as the budget and with the same
+//! shares of peers; one message may be longer. A claim beyond the limit fails at once. It could
+//! otherwise wait for messages that only the program can receive or discard: those of other claims,
+//! and those of dropped claims and receives, which stay buffered. No claim waits for room.
 
 use crate::address::FiAddr;
 use crate::completion::{Outcome, Transfer};
-use crate::error::Error;
+use crate::error::{Error, Resource, Result};
 use crate::matching::{Envelope, PeerKey, RecvSpec};
 use crate::op::OpKey;
 
+use super::budget::message_cost;
 use super::engine::RxEngine;
 use super::held_messages::NextFor;
 use super::lost::OnLoss;
@@ -121,11 +126,28 @@ impl RxQueue {
     /// Prepares a [`claim`](Self::claim) of the message that a probe has found. If that is a held
     /// one, the engine has [`next_held`](Self::next_held) delivered, which is buffered, and calls
     /// [`end_next_held`](Self::end_next_held).
-    pub fn prepare_claim(&mut self, engine: &impl RxEngine, spec: &RecvSpec) {
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`] if there is no room for the held message.
+    pub fn prepare_claim(&mut self, engine: &impl RxEngine, spec: &RecvSpec) -> Result<()> {
         let buffered = self.matcher.unexpected_for_new(spec).map(|(key, _)| key);
-        if let Some(next) = self.find_next_held(engine, (spec, None), buffered) {
-            self.held.set_next(next, NextFor::Claim);
+        let Some(next) = self.find_next_held(engine, (spec, None), buffered) else {
+            return Ok(());
+        };
+        let len = self.held.len_of(next);
+        let (peer, cost) = (next.peer(), message_cost(len));
+        let used = self.beyond_budget.used();
+        // One message of any length has room.
+        let has_room = used == 0 || self.beyond_budget.fits(peer, cost);
+        if !has_room && !self.budget.fits(peer, cost) {
+            return Err(Error::WouldBlock(Resource::BufferBeyondBudget {
+                len,
+                in_use: used,
+                limit: self.beyond_budget.limit(),
+            }));
         }
+        self.held.set_next(next, NextFor::Claim);
+        Ok(())
     }
 
     /// Claims the first buffered message that a receive with this spec would take now, after
@@ -163,8 +185,7 @@ impl RxQueue {
         let Some(error) = error else {
             return self.deliver_buffered(engine, (op, OnLoss::Fail), envelope, message);
         };
-        self.budget
-            .release(envelope.peer, message.budget_cost(&envelope));
+        self.release(&envelope, &message);
         let placed = engine.give_buffered(op, message.bytes);
         engine.complete(
             op,
@@ -184,8 +205,7 @@ impl RxQueue {
         else {
             return;
         };
-        self.budget
-            .release(envelope.peer, message.budget_cost(&envelope));
+        self.release(&envelope, &message);
         if error.is_none() {
             self.match_or_buffer(engine, envelope, message);
         }
@@ -196,8 +216,7 @@ impl RxQueue {
         let ClaimedMessage {
             envelope, message, ..
         } = self.claims.take(id)?;
-        self.budget
-            .release(envelope.peer, message.budget_cost(&envelope));
+        self.release(&envelope, &message);
         if let Some(partial) = message.partial {
             self.partials.set_target(partial, PartialTarget::Discard);
         }

@@ -15,8 +15,8 @@
 //!   turn if the message does not fit into this one.
 //! * A probe finds the held message whose turn it is, and the transport goes on holding it. The
 //!   message that a probe has found is for the next receive or claim that accepts it. For a claim
-//!   the held message is buffered, over the budget if need be. The message goes to
-//!   its old place and is the first one there, so that the claim takes this message.
+//!   the held message is buffered, beyond the budget if need be and there is room. The message goes
+//!   to its old place and is the first one there, so that the claim takes this message.
 //! * A receive that a buffered message takes outside of a post, because another message was lost or
 //!   is stalled or a multi-receive has ended, is counted, and the turn is that of a later post: the
 //!   transport cannot be called then. The program has posted a limited number of such receives.
@@ -76,6 +76,12 @@ pub(super) enum NextFor {
     Claim,
 }
 
+impl NextHeld {
+    pub(super) fn peer(self) -> PeerKey {
+        self.peer
+    }
+}
+
 impl HeldMessages {
     pub(super) fn new() -> Self {
         Self {
@@ -126,6 +132,11 @@ impl HeldMessages {
     fn count_receive(&mut self) -> bool {
         self.passed = self.passed.saturating_add(1);
         self.passed >= self.interval
+    }
+
+    /// Returns the length of a message that is next.
+    pub(super) fn len_of(&self, next: NextHeld) -> usize {
+        self.queue.get(next.key).map_or(0, |envelope| envelope.len)
     }
 
     /// Sets what the held message is next for.

@@ -297,16 +297,22 @@ impl RxQueue {
         mut envelope: Envelope,
     ) -> Option<PartialId> {
         let matched = match self.take_match_multi(engine, &envelope) {
-            MatchResult::Receive(receive) => Some(receive),
+            MatchResult::Receive(receive) => Ok(receive),
             MatchResult::NoReceive
                 if let Some(receive) = self.take_stalled_receive(engine, &envelope) =>
             {
-                Some(receive)
+                Ok(receive)
             }
             MatchResult::NoReceive
-                if self.make_room(engine, &envelope, message_cost(envelope.len)) =>
+                if let Some(account) =
+                    self.make_room(engine, &envelope, message_cost(envelope.len)) =>
             {
-                None
+                let mut buffer = PooledBuf::empty();
+                if buffer.begin_fill(envelope.len).is_err() {
+                    self.decline_held(engine, &envelope);
+                    return None;
+                }
+                Err((account, buffer))
             }
             MatchResult::Blocked => {
                 self.decline();
@@ -317,19 +323,13 @@ impl RxQueue {
                 return None;
             }
         };
-        let mut buffer = matched.is_none().then(PooledBuf::empty);
-        if let Some(buffer) = &mut buffer
-            && buffer.begin_fill(envelope.len).is_err()
-        {
-            self.decline_held(engine, &envelope);
-            return None;
-        }
         engine.on_arriving();
         envelope.arrival = self.arrival_of(envelope.peer);
         let id = self.partials.next_id();
         let mut failed = None;
+        let is_buffered = matched.is_err();
         let target = match matched {
-            Some((op, on_loss)) => {
+            Ok((op, on_loss)) => {
                 self.unsent_acks.push_match(&mut envelope);
                 match engine.begin_fill(op, envelope.len) {
                     Ok(capacity) => PartialTarget::Receive {
@@ -344,13 +344,12 @@ impl RxQueue {
                     }
                 }
             }
-            None => {
-                self.budget
-                    .charge(envelope.peer, message_cost(envelope.len));
-                PartialTarget::Buffer(self.matcher.unexpected.insert(
-                    envelope.clone(),
-                    UnexpectedMessage::new(buffer.unwrap_or_default(), Some(id)),
-                ))
+            Err((account, buffer)) => {
+                let message = UnexpectedMessage {
+                    account,
+                    ..UnexpectedMessage::new(buffer, Some(id))
+                };
+                PartialTarget::Buffer(self.add_unexpected(envelope.clone(), message))
             }
         };
         self.partials
@@ -358,7 +357,7 @@ impl RxQueue {
         if let Some((op, error)) = failed {
             self.fail_without_memory(engine, op, &envelope, error);
         }
-        if matched.is_none() {
+        if is_buffered {
             self.check_probes(engine);
         }
         Some(id)
@@ -483,9 +482,8 @@ impl RxQueue {
                 self.on_message_lost(engine, (op, on_loss), (&partial.envelope, written), error);
             }
             PartialTarget::Buffer(key) => {
-                if self.matcher.unexpected.take(key).is_some() {
-                    self.budget
-                        .release(partial.envelope.peer, message_cost(partial.envelope.len));
+                if let Some((envelope, message)) = self.matcher.unexpected.take(key) {
+                    self.release(&envelope, &message);
                 }
             }
             PartialTarget::Claim(claim) => self.claims.fail(claim, error),

@@ -16,7 +16,7 @@ use super::lost::OnLoss;
 use super::multi::MatchResult;
 use super::partial::PartialId;
 use super::partial::{PartialMessage, PartialTarget};
-use super::{RxQueue, UnexpectedMessage};
+use super::{Account, RxQueue, UnexpectedMessage};
 use crate::buf::{CopySource, PeerMemory};
 use crate::error::Error;
 use crate::matching::{Envelope, PeerKey, UnexpectedKey};
@@ -25,9 +25,15 @@ use crate::op::OpKey;
 /// Maximum number of bytes that one pass copies from the memory of senders.
 pub(super) const COPY_CHUNK: usize = 256 << 10;
 
-/// Returns what a copy of a message of `len` bytes costs, whose entry is paid for.
-fn copy_cost(len: usize) -> usize {
-    message_cost(len) - UNEXPECTED_OVERHEAD
+impl Account {
+    /// Returns what a copy of a message of `len` bytes costs of the budget, whose entry is charged
+    /// to this account. An entry beyond the budget moves to the budget with the copy.
+    pub(super) fn cost_of_copy(self, len: usize) -> usize {
+        match self {
+            Self::Budget => message_cost(len) - UNEXPECTED_OVERHEAD,
+            Self::BeyondBudget => message_cost(len),
+        }
+    }
 }
 
 /// An unexpected message in memory that is not mapped here.
@@ -37,18 +43,18 @@ pub(super) struct UnmappedUnexpected {
     pub(super) arrival: u64,
     pub(super) key: UnexpectedKey,
     pub(super) peer: PeerKey,
-    /// The length of the message, in bytes.
-    pub(super) len: usize,
+    /// What a copy of the message costs of the budget.
+    pub(super) cost: usize,
 }
 
 /// Unexpected messages in memory that is not mapped here, which wait for room in the budget.
 ///
-/// Each post and each pass tests whether the budget has room for one of them. Only the shortest
-/// message of each peer is tested: if it does not fit, no other message of the peer does.
+/// Each post and each pass tests whether the budget has room for one of them. Only the message of
+/// each peer that costs least is tested: if it does not fit, no other message of the peer does.
 #[derive(Default)]
 struct WaitingCopies {
     by_arrival: HashMap<u64, UnmappedUnexpected>,
-    /// The length and the arrival number of each message of a peer. A peer without messages has no
+    /// The cost and the arrival number of each message of a peer. A peer without messages has no
     /// entry.
     by_peer: BTreeMap<PeerKey, BTreeSet<(usize, u64)>>,
 }
@@ -62,7 +68,7 @@ impl WaitingCopies {
     fn insert(&mut self, message: UnmappedUnexpected) {
         self.remove(message.arrival);
         let of_peer = self.by_peer.entry(message.peer).or_default();
-        of_peer.insert((message.len, message.arrival));
+        of_peer.insert((message.cost, message.arrival));
         self.by_arrival.insert(message.arrival, message);
     }
 
@@ -70,7 +76,7 @@ impl WaitingCopies {
     fn remove(&mut self, arrival: u64) -> Option<UnmappedUnexpected> {
         let message = self.by_arrival.remove(&arrival)?;
         if let Some(of_peer) = self.by_peer.get_mut(&message.peer) {
-            of_peer.remove(&(message.len, arrival));
+            of_peer.remove(&(message.cost, arrival));
             if of_peer.is_empty() {
                 self.by_peer.remove(&message.peer);
             }
@@ -78,14 +84,14 @@ impl WaitingCopies {
         Some(message)
     }
 
-    /// Returns the arrival number of the first message, among the shortest one of each peer, for
-    /// which `fits` returns true.
+    /// Returns the arrival number of the first message, among the one of each peer that costs
+    /// least, for which `fits` returns true.
     fn find(&self, fits: impl Fn(PeerKey, usize) -> bool) -> Option<u64> {
-        let shortest = self.by_peer.iter().filter_map(|(peer, messages)| {
-            let &(len, arrival) = messages.first()?;
-            fits(*peer, len).then_some(arrival)
+        let cheapest = self.by_peer.iter().filter_map(|(peer, messages)| {
+            let &(cost, arrival) = messages.first()?;
+            fits(*peer, cost).then_some(arrival)
         });
-        shortest.min()
+        cheapest.min()
     }
 }
 
@@ -287,8 +293,7 @@ impl RxQueue {
             envelope.peer == peer && message.is_unmapped()
         };
         for (envelope, message) in self.matcher.unexpected.take_where(of_peer) {
-            self.budget
-                .release(envelope.peer, message.budget_cost(&envelope));
+            self.release(&envelope, &message);
             self.remove_unmapped(envelope.arrival);
         }
         // Last, because a requeued receive must not match another message of this peer.
@@ -345,7 +350,9 @@ impl RxQueue {
         while let Some(arrival) = self.next_bufferable()
             && let Some(unmapped) = self.peer_copies.waiting.remove(arrival)
         {
-            let UnmappedUnexpected { key, peer, len, .. } = unmapped;
+            let UnmappedUnexpected {
+                key, peer, cost, ..
+            } = unmapped;
             let Some((envelope, message)) = self.matcher.unexpected.get_mut(key) else {
                 continue;
             };
@@ -356,21 +363,25 @@ impl RxQueue {
             let partial = PartialMessage::copied(envelope.clone(), target);
             let id = self.partials.insert(partial);
             message.partial = Some(id);
-            self.budget.charge(peer, copy_cost(len));
+            if message.account == Account::BeyondBudget {
+                self.beyond_budget.release(peer, UNEXPECTED_OVERHEAD);
+                message.account = Account::Budget;
+            }
+            self.budget.charge(peer, cost);
             self.peer_copies.copies.push_back((id, memory));
         }
     }
 
     /// Returns the arrival number of the next waiting message for which the budget has room.
     fn next_bufferable(&self) -> Option<u64> {
-        let fits = |peer, len| self.budget.fits(peer, copy_cost(len));
+        let fits = |peer, cost| self.budget.fits(peer, cost);
         self.peer_copies.waiting.find(fits)
     }
 
-    /// Records an unexpected message in memory that is not mapped, unless the message exceeds the
-    /// whole budget.
-    pub(super) fn add_unmapped(&mut self, unmapped: UnmappedUnexpected) {
-        if self.budget.could_fit(message_cost(unmapped.len)) {
+    /// Records an unexpected message of `len` bytes in memory that is not mapped, unless the
+    /// message exceeds the whole budget.
+    pub(super) fn add_unmapped(&mut self, unmapped: UnmappedUnexpected, len: usize) {
+        if self.budget.could_fit(message_cost(len)) {
             self.peer_copies.waiting.insert(unmapped);
         }
     }
@@ -389,17 +400,17 @@ mod tests {
 
     /// With any number of waiting messages, the budget is asked once for each peer.
     #[test]
-    fn shortest_waiting_message_of_each_peer_is_tested() {
+    fn cheapest_waiting_message_of_each_peer_is_tested() {
         let mut waiting = WaitingCopies::default();
         let mut matcher = Matcher::<(), ()>::new();
         for arrival in 0..1000 {
             let peer = PeerKey(arrival as u32 % 2);
-            let len = 5000 - arrival as usize;
+            let cost = 5000 - arrival as usize;
             let envelope = Envelope {
                 peer,
                 source: None,
                 tag: None,
-                len,
+                len: cost,
                 data: None,
                 arrival,
                 ack: None,
@@ -408,19 +419,19 @@ mod tests {
                 arrival,
                 key: matcher.unexpected.insert(envelope, ()),
                 peer,
-                len,
+                cost,
             };
-            waiting.insert(UnmappedUnexpected { len: 1, ..message });
+            waiting.insert(UnmappedUnexpected { cost: 1, ..message });
             waiting.insert(message);
         }
         let tested = std::cell::RefCell::new(Vec::new());
-        let found = waiting.find(|peer, len| {
-            tested.borrow_mut().push((peer, len));
+        let found = waiting.find(|peer, cost| {
+            tested.borrow_mut().push((peer, cost));
             false
         });
         assert_eq!(found, None);
-        let shortest = [(PeerKey(0), 4002), (PeerKey(1), 4001)];
-        assert_eq!(tested.into_inner(), shortest);
+        let cheapest = [(PeerKey(0), 4002), (PeerKey(1), 4001)];
+        assert_eq!(tested.into_inner(), cheapest);
         assert_eq!(waiting.find(|_, _| true), Some(998));
         assert_eq!(waiting.find(|peer, _| peer == PeerKey(1)), Some(999));
         for arrival in (1..1000).rev() {

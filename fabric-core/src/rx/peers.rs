@@ -9,7 +9,7 @@ use crate::matching::{Envelope, PeerKey};
 use crate::op::EpId;
 
 use super::RxQueue;
-use super::budget::{BudgetGroup, UnexpectedBudget};
+use super::budget::BudgetGroup;
 use super::engine::RxEngine;
 
 /// Maximum number of disconnected peers whose names are kept.
@@ -33,11 +33,15 @@ impl QueuePeers {
 
     /// Moves a peer to the disconnected ones. If they are too many, forgets the one that has
     /// disconnected first, of those without messages if there are any.
-    fn disconnect(&mut self, peer: PeerKey, name: Address, budget: &UnexpectedBudget) {
+    fn disconnect(
+        &mut self,
+        (peer, name): (PeerKey, Address),
+        has_messages: impl Fn(PeerKey) -> bool,
+    ) {
         self.connected.remove(&peer);
         if self.disconnected.len() == MAX_DISCONNECTED_PEERS {
             let mut disconnected = self.disconnected.iter();
-            let unused = disconnected.position(|(key, _)| budget.used_by(*key) == 0);
+            let unused = disconnected.position(|(key, _)| !has_messages(*key));
             self.disconnected.remove(unused.unwrap_or(0));
         }
         self.disconnected.push_back((peer, name));
@@ -181,8 +185,7 @@ impl RxQueue {
         let mut bytes_of: HashMap<PeerKey, usize> = HashMap::new();
         let mut sources = HashSet::new();
         for (envelope, message) in &discarded {
-            self.budget
-                .release(envelope.peer, message.budget_cost(envelope));
+            self.release(envelope, message);
             *bytes_of.entry(envelope.peer).or_default() += envelope.len;
             sources.extend(envelope.source);
         }
@@ -280,8 +283,11 @@ impl RxQueue {
     /// Records that a peer has disconnected, after all its messages were delivered. A handle that
     /// is inserted later is still assigned to the peer's unexpected messages.
     pub fn disconnect_peer(&mut self, peer: PeerKey, name: Address) {
-        self.peers.disconnect(peer, name, &self.budget);
+        self.peers.disconnect((peer, name), |peer| {
+            self.budget.used_by(peer) + self.beyond_budget.used_by(peer) > 0
+        });
         self.budget.on_disconnect(peer);
+        self.beyond_budget.on_disconnect(peer);
         self.over_budget.remove(peer);
         self.held.remove(peer);
     }
@@ -289,6 +295,19 @@ impl RxQueue {
     /// Sets the group of a connected peer that the program has not inserted.
     pub fn set_budget_group(&mut self, peer: PeerKey, group: BudgetGroup) {
         self.budget.set_group(peer, group);
+        self.beyond_budget.set_group(peer, group);
+    }
+
+    /// Removes a connected peer from its group.
+    pub fn leave_budget_group(&mut self, peer: PeerKey) {
+        self.budget.leave_group(peer);
+        self.beyond_budget.leave_group(peer);
+    }
+
+    /// Returns what the peers of a group use of the budget together, in bytes.
+    #[must_use]
+    pub fn used_by_budget_group(&self, group: BudgetGroup) -> usize {
+        self.budget.used_by_group(group)
     }
 
     /// Charges bytes that the transport holds for a peer. Returns false, with nothing charged, if

@@ -36,6 +36,7 @@ impl RxQueue {
     /// shared queue has the largest budget of its endpoints.
     pub fn raise_budget(&mut self, budget: usize) {
         self.budget.raise(budget);
+        self.beyond_budget.raise(budget);
     }
 
     /// Records that a peer has connected to `ep`, which identifies the peer by `peer`. Returns the

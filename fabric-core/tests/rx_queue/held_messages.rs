@@ -210,7 +210,7 @@ impl Model {
             return;
         };
         let Fixture { rx, engine, .. } = &mut self.fixture;
-        rx.prepare_claim(engine, &spec(tag));
+        rx.prepare_claim(engine, &spec(tag)).unwrap();
         self.deliver_next();
         let (id, claimed) = self.fixture.rx.claim(&spec(tag)).unwrap();
         assert_eq!(claimed.len, found);
@@ -465,7 +465,7 @@ fn claimed_messages_that_stall_get_their_turn_less_often() {
         let (probe, op) = (fixture.new_op(), fixture.new_op());
         let Fixture { rx, engine } = &mut fixture;
         rx.probe(engine, probe, spec(None));
-        rx.prepare_claim(engine, &spec(None));
+        rx.prepare_claim(engine, &spec(None)).unwrap();
         let next = rx.next_held();
         let begun = next.and_then(|PeerKey(peer)| rx.begin_partial(engine, held(peer)));
         rx.end_next_held(engine);
@@ -567,7 +567,7 @@ fn probes_find_held_messages_and_claims_buffer_them() {
     }
     assert_eq!(fixture.rx.unexpected().0, 20);
     let Fixture { rx, engine } = &mut fixture;
-    rx.prepare_claim(engine, &spec(None));
+    rx.prepare_claim(engine, &spec(None)).unwrap();
     assert_eq!(rx.next_held(), Some(PeerKey(1)));
     assert!(fixture.deliver(1, 1, &[1; BUDGET]));
     assert!(!fixture.deliver(1, 1, &[1; BUDGET + 1]));
@@ -591,12 +591,12 @@ fn claim_without_memory_is_declined() {
     assert!(fixture.engine.outcome(found).is_some());
     assert!(fixture.deliver(2, 1, b"short"));
     let Fixture { rx, engine } = &mut fixture;
-    rx.prepare_claim(engine, &spec(None));
+    rx.prepare_claim(engine, &spec(None)).unwrap();
     assert_eq!(rx.next_held(), Some(PeerKey(1)));
     assert!(!fixture.deliver_envelope(envelope(1, 1, TOO_LONG)));
     let Fixture { rx, engine } = &mut fixture;
     assert!(rx.end_next_held(engine));
-    rx.prepare_claim(engine, &spec(None));
+    rx.prepare_claim(engine, &spec(None)).unwrap();
     assert_eq!(rx.next_held(), None);
     let (_, claimed) = rx.claim(&spec(None)).unwrap();
     assert_eq!(claimed.len, 5);

@@ -1,6 +1,7 @@
 //! The receive queue, with an engine that keeps its state in maps.
 
 mod changes;
+mod claims;
 mod held_messages;
 mod stalled_messages;
 #[path = "../common/test_engine.rs"]

@@ -88,14 +88,15 @@ impl DomainHandle {
     /// Claims the message that a receive like this would take now (`FI_CLAIM`): it leaves matching.
     ///
     /// # Errors
-    /// As [`DomainHandle::peek`]; [`Error::OutOfMemory`] when there is no memory for a message that
-    /// the transport holds.
+    /// As [`DomainHandle::peek`]; [`Error::WouldBlock`] when there is no room to buffer a message
+    /// that the transport holds, and [`Error::OutOfMemory`] when there is no memory for it.
     pub fn claim(&self, ep: EpId, spec: RecvSpec) -> Result<Option<(ClaimId, Transfer)>> {
         self.try_with_engine(|locked| {
             let Some(found) = locked.peek(ep, spec)? else {
                 return Ok(None);
             };
-            locked.with_rx(ep, |rx, domain| rx.prepare_claim(domain, &spec));
+            let prepared = locked.with_rx(ep, |rx, domain| rx.prepare_claim(domain, &spec));
+            prepared.transpose()?;
             if locked.receive_next_held(ep) {
                 let (what, len) = ("buffer", found.len);
                 return Err(Error::OutOfMemory { what, len });

@@ -99,6 +99,32 @@ impl Attack {
     }
 }
 
+/// Starts a process that only uses the processor.
+///
+/// # Errors
+/// As [`Attack::start`].
+pub(super) fn start_busy_process() -> Result<ChildProcess> {
+    let mut command = current_program()?;
+    command.arg("siege-busy");
+    start_attacker("a busy process", command)
+}
+
+/// Uses the processor, at the priority of an attacker, until stdin ends; then prints a number and
+/// exits.
+///
+/// # Errors
+/// As [`run_attack`].
+pub fn run_busy_process() -> Result<()> {
+    use_idle_processors()?;
+    let actions = ActionCounter::exit_on_stdin_eof()?;
+    loop {
+        for _ in 0..1_000_000 {
+            std::hint::spin_loop();
+        }
+        actions.add_one();
+    }
+}
+
 /// Starts a process of an attack, and waits for its first action.
 fn start_attacker(name: &str, command: Command) -> Result<ChildProcess> {
     ChildProcess::start_with_line(name, command, BEGUN_LINE).map(|(child, _)| child)

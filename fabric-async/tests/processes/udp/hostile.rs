@@ -95,6 +95,88 @@ fn datagram_flood_stays_within_the_unexpected_budget() {
     }
 }
 
+/// While messages of new senders use their part of the budget, further new senders are dropped.
+/// Messages of other senders have room, and a new sender finds a posted receive.
+#[test]
+fn waiting_messages_of_new_senders_are_limited() {
+    const LIMIT: usize = 128 << 10;
+    run(async {
+        let ep = Endpoint::bind("udp://").await.unwrap();
+        let client = Endpoint::bind("udp://").await.unwrap();
+        let to_ep = client.add_peer(ep.name()).await.unwrap();
+        for _ in 0..2 {
+            client.send(to_ep, "known").await.unwrap();
+            assert_eq!(&ep.recv().await.unwrap()[..], b"known");
+        }
+        let at = ep.name().socket_addr().unwrap();
+        let send_new = || {
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            socket.send_to(b"new", at).unwrap();
+            socket
+        };
+        // Few datagrams are in the socket's buffer at a time.
+        let take = async |count: usize| {
+            let taken = || ep.stats().unexpected + ep.stats().dropped as usize;
+            let before = taken();
+            let sent = (0..count).map(|_| send_new()).collect::<Vec<_>>();
+            while taken() < before + count {
+                ep.domain().progress();
+                tokio::task::yield_now().await;
+            }
+            sent
+        };
+        let mut sockets = Vec::new();
+        while ep.stats().dropped < 50 {
+            sockets.extend(take(50).await);
+            let used = ep.stats().unexpected_bytes;
+            assert!(used <= LIMIT + 1000, "{used}");
+        }
+        let waiting = ep.stats().unexpected;
+        assert!((150..250).contains(&waiting), "{waiting}");
+        assert_eq!(sockets.len(), waiting + ep.stats().dropped as usize);
+        for number in 1..=500 {
+            client.send(to_ep, "known").await.unwrap();
+            while ep.stats().unexpected < waiting + number {
+                ep.domain().progress();
+            }
+        }
+        // The second datagram of a new sender makes it a known one, and its first one has room.
+        sockets[0].send_to(b"new", at).unwrap();
+        while ep.stats().unexpected < waiting + 501 {
+            ep.domain().progress();
+        }
+        let dropped = ep.stats().dropped;
+        drop(take(1).await);
+        assert_eq!(
+            ep.stats().dropped,
+            dropped,
+            "the first message has left room"
+        );
+        drop(take(1).await);
+        assert_eq!(ep.stats().dropped, dropped + 1);
+        // All messages are received, and the last receive is posted before its message arrives.
+        let unexpected = ep.stats().unexpected;
+        for _ in 0..unexpected {
+            ep.recv().await.unwrap();
+        }
+        assert_eq!(ep.stats().unexpected_bytes, 0);
+        drop(take(150).await);
+        assert_eq!(
+            ep.stats().dropped,
+            dropped + 1,
+            "new senders have room again"
+        );
+        for _ in 0..150 {
+            ep.recv().await.unwrap();
+        }
+        let receive = ep.recv().start().unwrap();
+        let socket = send_new();
+        assert_eq!(&receive.await.unwrap()[..], b"new");
+        drop(socket);
+        assert_still_works(&ep).await;
+    });
+}
+
 #[test]
 fn auto_inserted_senders_beyond_the_limit_are_evicted() {
     run(async {

@@ -1,4 +1,18 @@
 //! RXM packets: one packet in the payload of each frame of the tcp provider.
+//!
+//! Decision: a long message takes a receive or a buffer when its first packet has arrived. The rule
+//! of plain tcp messages, that 4 KiB of the message have arrived, does not hold here:
+//!
+//! * A rendezvous packet has no byte of the message. Reads request the bytes, and the responses
+//!   arrive behind all that the peer has sent since. Until the first response, later messages of
+//!   the peer must match no receive, because messages are matched in order. So they would be set
+//!   aside: copied once more, and delayed by a round trip.
+//! * What is set aside has a limit. At the limit the stream stops in front of the response that the
+//!   message needs to begin. So the message would have to begin without it, and a peer could cause
+//!   that by sending as much as the limit.
+//! * A peer that has answered the first read can stop the stream in front of the second response.
+//!   In plain tcp, nothing can come between the parts of a message.
+//! * A sender chooses the length of segments, so the first one may have one byte.
 
 use crate::matching::Envelope;
 use crate::tcp::rxm::{
