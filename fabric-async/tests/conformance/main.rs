@@ -55,6 +55,7 @@ mod loopback;
 mod matching;
 mod message_metadata;
 mod messages;
+mod mr_mode;
 mod multi_recv;
 mod multicast;
 mod objects;

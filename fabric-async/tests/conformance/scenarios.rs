@@ -533,6 +533,9 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         posted_registrations_are_limited_to_the_entries: RMA.other_threads(),
         domain_registers_as_it_is_bound: RMA.other_threads(),
     }
+    mr_mode {
+        domain_requires_the_bits_of_its_name: ATOMIC.chosen_mr_mode(),
+    }
     regions {
         fi_mr_virt_addr_regions_are_addressed_by_virtual_address: ATOMIC,
         remote_accesses_are_counted_per_region: ATOMIC_RMA_EVENT,
