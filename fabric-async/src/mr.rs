@@ -96,10 +96,12 @@ impl MrRegistration {
         access: Access,
         key: Option<u64>,
     ) -> Result<Box<Self>> {
+        let mr_mode = domain.info.domain.mr_mode;
+        let transport = domain.fabric.inner.transport;
+        transport.check_memory(mr_mode, &*memory)?;
         let (len, address) = (memory.len() as u64, memory.address());
-        // Whether peers address memory of this domain by virtual address.
-        let by_address = domain.info.domain.mr_mode.contains(MrMode::VIRT_ADDR);
-        let key = domain.engine.open_region(memory, access, key, by_address)?;
+        let key = domain.engine.open_region(memory, access, key)?;
+        let by_address = mr_mode.contains(MrMode::VIRT_ADDR);
         let base = if by_address { address } else { 0 };
         let registration = Box::new(Self {
             node,

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::atomic::{AtomicOp, AtomicSpec, Datatype, bits_at};
 use crate::completion::OpKind;
 use crate::error::{Error, Result, fi_errno};
-use crate::flags::Access;
+use crate::flags::{Access, MrMode};
 
 pub use access_error::AccessError;
 pub use iov::RmaIov;
@@ -217,9 +217,11 @@ fn not_granted_error(key: u64, missing: Access) -> Error {
     Error::Key { key, why }
 }
 
-/// A table of regions by key.
+/// The regions of a domain, by key.
 #[derive(Debug, Default)]
 pub struct RegionTable {
+    /// The bits that the domain requires.
+    mr_mode: MrMode,
     regions: HashMap<u64, Region>,
     key_generator: KeyGenerator,
 }
@@ -241,25 +243,27 @@ impl KeyGenerator {
 }
 
 impl RegionTable {
-    /// Creates an empty table.
+    /// Creates the empty table of a domain that requires these bits.
     #[must_use]
-    pub fn new() -> Self {
-        Self::default()
+    pub fn new(mr_mode: MrMode) -> Self {
+        Self {
+            mr_mode,
+            ..Self::default()
+        }
     }
 
     /// Inserts a region under the requested key, or under a generated one, and returns the key.
-    /// With `virt_addr`, peers address the bytes by their virtual addresses in this process
-    /// (`FI_MR_VIRT_ADDR`), else by offsets.
+    /// Peers address the bytes by their virtual addresses in this process if the domain requires
+    /// `FI_MR_VIRT_ADDR`, else by offsets.
     ///
     /// # Errors
-    /// [`Error::Key`] when the requested key is in use; [`Error::BadFlags`] when no right is
-    /// granted.
+    /// [`Error::Key`] when the requested key is in use, or the domain selects keys
+    /// (`FI_MR_PROV_KEY`); [`Error::BadFlags`] when no right is granted.
     pub fn insert(
         &mut self,
         memory: Arc<dyn RegionMemory>,
         access: Access,
         key: Option<u64>,
-        virt_addr: bool,
     ) -> Result<u64> {
         if access.is_empty() {
             return Err(Error::BadFlags {
@@ -268,6 +272,12 @@ impl RegionTable {
             });
         }
         let key = match key {
+            Some(key) if self.mr_mode.contains(MrMode::PROV_KEY) => {
+                return Err(Error::Key {
+                    key,
+                    why: "was requested, but the provider selects the keys (FI_MR_PROV_KEY)",
+                });
+            }
             Some(key) if self.regions.contains_key(&key) => {
                 return Err(Error::Key {
                     key,
@@ -282,7 +292,11 @@ impl RegionTable {
                 }
             },
         };
-        let base = if virt_addr { memory.address() } else { 0 };
+        let base = if self.mr_mode.contains(MrMode::VIRT_ADDR) {
+            memory.address()
+        } else {
+            0
+        };
         self.regions.insert(
             key,
             Region {
@@ -469,15 +483,13 @@ mod tests {
 
     #[test]
     fn keys_are_unique_and_reusable_after_removal() {
-        let mut table = RegionTable::new();
+        let mut table = RegionTable::default();
         let memory = || Arc::new(LocalMemory::new(100).unwrap());
         let key = table
-            .insert(memory(), Access::REMOTE_READ, Some(7), false)
+            .insert(memory(), Access::REMOTE_READ, Some(7))
             .unwrap();
         assert_eq!(key, 7);
-        let taken = table
-            .insert(memory(), Access::READ, Some(7), false)
-            .unwrap_err();
+        let taken = table.insert(memory(), Access::READ, Some(7)).unwrap_err();
         assert_eq!(
             taken,
             Error::Key {
@@ -485,20 +497,29 @@ mod tests {
                 why: "is in use"
             }
         );
-        assert!(
-            table
-                .insert(memory(), Access::empty(), None, false)
-                .is_err()
-        );
+        assert!(table.insert(memory(), Access::empty(), None).is_err());
         for _ in 0..10 {
-            assert_ne!(
-                table.insert(memory(), Access::READ, None, false).unwrap(),
-                7
-            );
+            assert_ne!(table.insert(memory(), Access::READ, None).unwrap(), 7);
         }
         assert_eq!(table.get(7).map(|region| region.memory.len()), Some(100));
         assert!(table.remove(7).is_some() && table.get(7).is_none() && table.remove(7).is_none());
-        assert!(table.insert(memory(), Access::READ, Some(7), false).is_ok());
+        assert!(table.insert(memory(), Access::READ, Some(7)).is_ok());
+    }
+
+    #[test]
+    fn provider_selects_keys_and_addresses_if_the_domain_requires_it() {
+        let memory: Arc<dyn RegionMemory> = Arc::new(LocalMemory::new(100).unwrap());
+        let mut table = RegionTable::new(MrMode::PROV_KEY | MrMode::VIRT_ADDR);
+        let refused = table.insert(memory.clone(), Access::READ, Some(7));
+        assert!(
+            matches!(refused, Err(Error::Key { key: 7, .. })),
+            "{refused:?}"
+        );
+        let key = table.insert(memory.clone(), Access::READ, None).unwrap();
+        assert_eq!(
+            table.get(key).map(|region| region.base),
+            Some(memory.address())
+        );
     }
 
     /// Generated keys are unique and are not reused after their regions were closed. The difference
@@ -509,10 +530,10 @@ mod tests {
         const COUNT: usize = if cfg!(miri) { 200 } else { 10_000 };
         let memory: Arc<dyn RegionMemory> = Arc::new(LocalMemory::new(100).unwrap());
         let generate = |table: &mut RegionTable| {
-            let key = table.insert(memory.clone(), Access::READ, None, false);
+            let key = table.insert(memory.clone(), Access::READ, None);
             key.unwrap()
         };
-        let (mut table, mut other) = (RegionTable::new(), RegionTable::new());
+        let (mut table, mut other) = (RegionTable::default(), RegionTable::default());
         let keys: Vec<u64> = (0..COUNT)
             .map(|index| {
                 let key = generate(&mut table);

@@ -17,7 +17,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::flags::Access;
+use crate::flags::{Access, MrMode};
 use crate::info::{Hints, Info};
 use crate::mr::RegionMemory;
 
@@ -76,6 +76,14 @@ pub trait Transport: Send + Sync + 'static {
         Err(Error::NotSupported(
             "memory regions over udp (FI_RMA); use shm or tcp",
         ))
+    }
+
+    /// Checks memory that is to be registered in a domain that requires these bits.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when a bit demands more of the memory.
+    fn check_memory(&self, _: MrMode, _: &dyn RegionMemory) -> Result<()> {
+        Ok(())
     }
 }
 

@@ -1,13 +1,17 @@
 //! Custom buffers whose drop is observed, that block, or that break the contract of `CustomBuf`.
 #![allow(unsafe_code)] // implements `CustomBuf`
 
+use std::os::fd::OwnedFd;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fabric_async::buf::CustomBuf;
+use fabric_async::info::MrMode;
 use fabric_async::{Access, Error};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::endpoint_fixture::endpoint_pair;
 use crate::payload::{LONG_LEN, let_other_tasks_run, poll_once};
@@ -215,5 +219,81 @@ pub(crate) async fn registered_buffer_that_shrinks_is_closed_to_peers(setup: Set
         let other = b.domain.register(vec![7; 8], READ_WRITE, None).unwrap();
         let read = a.ep.read(to_b, other.remote().slice(..)).await;
         assert_eq!(read.unwrap()[..], [7; 8]);
+    }
+}
+
+/// Two pages of a file that may be shorter.
+#[derive(Debug)]
+struct MappedFile {
+    file: OwnedFd,
+    bytes: &'static mut [u8],
+}
+
+impl MappedFile {
+    /// Maps two pages of an empty file.
+    fn new() -> Self {
+        let file = memfd_create("mapped-file", MemfdFlags::CLOEXEC).unwrap();
+        let (len, protection) = (2 * page_size(), ProtFlags::READ | ProtFlags::WRITE);
+        let any = std::ptr::null_mut();
+        // SAFETY: the mapping is new, and the drop removes it. Its pages are accessed only while
+        // the file has them.
+        let bytes = unsafe {
+            let start = mmap(any, len, protection, MapFlags::SHARED, &file, 0).unwrap();
+            std::slice::from_raw_parts_mut(start.cast(), len)
+        };
+        Self { file, bytes }
+    }
+}
+
+fn page_size() -> usize {
+    rustix::param::page_size()
+}
+
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        // SAFETY: `new` has made the mapping.
+        unsafe { munmap(self.bytes.as_mut_ptr().cast(), self.bytes.len()) }.unwrap();
+    }
+}
+
+// SAFETY: the mapping stays where it is until the drop, with its length.
+unsafe impl CustomBuf for MappedFile {
+    fn bytes(&self) -> &[u8] {
+        self.bytes
+    }
+
+    fn writable(&mut self) -> Option<&mut [u8]> {
+        Some(self.bytes)
+    }
+
+    fn set_filled(&mut self, _: usize) {}
+}
+
+/// With `FI_MR_ALLOCATED`, memory without pages is not registered, and the buffer comes back.
+pub(crate) async fn fi_mr_allocated_memory_is_backed_by_pages(setup: Setup) {
+    let owner = setup.requiring(MrMode::ALLOCATED).open_endpoint().await;
+    let mapped = MappedFile::new();
+    let set_pages = |file: &OwnedFd, count: usize| {
+        ftruncate(file, (count * page_size()) as u64).unwrap();
+    };
+    let file = mapped.file.try_clone().unwrap();
+    let mut buf: Box<dyn CustomBuf> = Box::new(mapped);
+    for pages in 0..2 {
+        set_pages(&file, pages);
+        let failed = owner.domain.register(buf, READ_WRITE, None).unwrap_err();
+        assert!(matches!(failed.error, Error::Invalid { .. }), "{failed}");
+        buf = failed.buf;
+    }
+    set_pages(&file, 2);
+    let region = owner.domain.register(buf, READ_WRITE, None).unwrap();
+    assert_eq!(region.remote().len, 2 * page_size() as u64);
+    drop(region);
+    // Buffers of Rust and memory of the domain are always backed.
+    for len in [0, 1, 1 << 20] {
+        owner
+            .domain
+            .register(vec![0u8; len], READ_WRITE, None)
+            .unwrap();
+        owner.domain.alloc(len, READ_WRITE).unwrap();
     }
 }

@@ -1,8 +1,9 @@
 //! Memory registration modes (`mr_mode`): the duties of a program in a domain that requires a bit.
 
 use fabric_async::info::MrMode;
-use fabric_async::{Access, Caps, Error, Hints, discover};
+use fabric_async::{Access, Caps, Domain, Error, Hints, discover};
 
+use crate::regions::open_virt_addr_owner;
 use crate::setup::{Setup, domain_requiring};
 
 /// A domain requires the bits of its name from programs that are RMA targets, and no others.
@@ -47,4 +48,45 @@ pub(crate) async fn domain_requires_the_bits_of_its_name(setup: Setup) {
     assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
     let refused = discover(&hints("sim+SCALABLE")).unwrap_err();
     assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+}
+
+/// With `FI_MR_PROV_KEY`, registrations that request a key fail with the buffer.
+pub(crate) async fn requested_key_is_refused_if_the_provider_selects_keys(setup: Setup) {
+    let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let check = |domain: &Domain| {
+        assert!(domain.info().domain.mr_mode.contains(MrMode::PROV_KEY));
+        let is_refused = |error: &Error| matches!(error, Error::Key { key: 7, .. });
+        let refused = domain.alloc_with_key(8, both, 7).unwrap_err();
+        assert!(is_refused(&refused), "{refused}");
+        let refused = domain.alloc_from(vec![1; 8], both, Some(7)).unwrap_err();
+        assert!(is_refused(&refused), "{refused}");
+        let refused = domain.register(vec![1; 8], both, Some(7)).unwrap_err();
+        assert!(is_refused(&refused.error), "{refused}");
+        assert_eq!(refused.buf, [1; 8]);
+        let [a, b] = [(); 2].map(|()| domain.alloc(8, both).unwrap().key());
+        assert_ne!(a, b);
+    };
+    // `BASIC` includes the bit.
+    let (domain, _owner, progress_task) = open_virt_addr_owner(&setup).await;
+    check(&domain);
+    progress_task.abort();
+    if setup.can_choose_mr_mode() {
+        check(
+            &setup
+                .requiring(MrMode::PROV_KEY)
+                .open_endpoint()
+                .await
+                .domain,
+        );
+    }
+}
+
+/// The duties of asynchronous registrations are the same.
+pub(crate) async fn asynchronous_registrations_have_the_same_duties(setup: Setup) {
+    let owner = setup.requiring(MrMode::PROV_KEY).open_endpoint().await;
+    let request = owner.domain.alloc_async(8, Access::REMOTE_READ);
+    let refused = request.key(7).await.unwrap_err();
+    assert!(matches!(refused, Error::Key { key: 7, .. }), "{refused}");
+    let region = owner.domain.alloc_async(8, Access::REMOTE_READ).await;
+    assert_eq!(region.unwrap().remote().len, 8);
 }

@@ -535,6 +535,8 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     }
     mr_mode {
         domain_requires_the_bits_of_its_name: ATOMIC.chosen_mr_mode(),
+        requested_key_is_refused_if_the_provider_selects_keys: RMA,
+        asynchronous_registrations_have_the_same_duties: RMA.chosen_mr_mode().other_threads(),
     }
     regions {
         fi_mr_virt_addr_regions_are_addressed_by_virtual_address: ATOMIC,
@@ -545,6 +547,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     custom_buffers {
         drop_of_registered_buffer_drops_its_memory: RMA,
         registered_buffer_that_shrinks_is_closed_to_peers: ATOMIC,
+        fi_mr_allocated_memory_is_backed_by_pages: RMA.chosen_mr_mode(),
     }
     registered_buffers {
         every_length_is_written_and_read_in_place: RMA,

@@ -320,7 +320,7 @@ impl Setup {
         // addresses: the address format is FI_ADDR_STR with every provider.
         Ok(info.tx.rma_iov_limit >= needs.rma_iov_limit
             && (!needs.sockets || matches!(self.provider, "tcp" | "udp"))
-            && (!needs.chosen_mr_mode || self.provider == "sim")
+            && (!needs.chosen_mr_mode || self.can_choose_mr_mode())
             && (!needs.auto_progress || self.progress == Progress::Auto)
             && (!needs.event_loop || self.can_block_in_event_loop())
             && !(needs.other_threads && self.threads != Threads::Any)
@@ -379,6 +379,11 @@ impl Setup {
     /// is known at once.
     pub(crate) fn shares_memory(&self) -> bool {
         self.provider == "shm"
+    }
+
+    /// Returns whether domains can require any bits of `mr_mode`.
+    pub(crate) fn can_choose_mr_mode(&self) -> bool {
+        self.provider == "sim"
     }
 
     /// Returns whether the provider offers these capabilities.

@@ -81,11 +81,11 @@ impl TcpReceiver {
         let pool = BufferPool::new();
         let mut context = TcpTestContext::default();
         context.services.pool = Some(pool.clone());
-        let mut regions = RegionTable::new();
+        let mut regions = RegionTable::default();
         let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
         for (key, access) in [(READ_WRITE_KEY, both), (READ_ONLY_KEY, Access::REMOTE_READ)] {
             let memory = Arc::new(LocalMemory::new(region_len).unwrap());
-            regions.insert(memory, access, Some(key), false).unwrap();
+            regions.insert(memory, access, Some(key)).unwrap();
         }
         context.services.regions = Some(regions);
         let mut responses = ResponseQueue::default();

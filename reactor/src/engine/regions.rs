@@ -11,23 +11,19 @@ use super::domain::DomainHandle;
 use super::state::bindings::CounterBindings;
 
 impl DomainHandle {
-    /// Registers memory with the transport, under the requested key or a generated one
-    /// (`fi_mr_reg`). With `by_address`, peers address it by its virtual addresses instead of
-    /// offsets.
+    /// Registers memory under the requested key or a generated one (`fi_mr_reg`).
     ///
     /// # Errors
-    /// [`Error::Key`](fabric_core::Error::Key) when the key is in use;
-    /// [`Error::BadFlags`](fabric_core::Error::BadFlags) without an access right.
+    /// As [`RegionTable::insert`](fabric_core::mr::RegionTable::insert).
     pub fn open_region(
         &self,
         memory: Arc<dyn RegionMemory>,
         access: Access,
         key: Option<u64>,
-        by_address: bool,
     ) -> Result<u64> {
         let _locked = self.lock_or_refuse()?;
         let mut regions = self.regions().lock();
-        regions.insert(memory, access, key, by_address)
+        regions.insert(memory, access, key)
     }
 
     /// Binds counters of remote accesses to a region (`fi_mr_bind`): accesses are counted from now

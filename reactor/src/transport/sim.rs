@@ -23,7 +23,7 @@ mod network;
 
 use std::sync::Arc;
 
-use fabric_core::flags::{Access, Caps};
+use fabric_core::flags::{Access, Caps, MrMode};
 use fabric_core::info::{Hints, Info, Protocol};
 use fabric_core::mr::{LocalMemory, RegionMemory};
 use fabric_core::transport::{
@@ -76,6 +76,10 @@ impl Transport for SimTransport {
 
     fn alloc(&self, len: usize, _: Access) -> Result<Arc<dyn RegionMemory>> {
         Ok(Arc::new(LocalMemory::new(len)?))
+    }
+
+    fn check_memory(&self, mr_mode: MrMode, memory: &dyn RegionMemory) -> Result<()> {
+        mr_mode::check_memory(mr_mode, memory)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use fabric_core::flags::MrMode;
 use fabric_core::mr::{Region, RegionTable};
 use fabric_core::transport::RemoteAccess;
 use fabric_core::{Error, Result};
@@ -14,6 +15,11 @@ use super::bindings::{CounterBindings, CounterId};
 pub(crate) struct SharedRegions(Arc<Mutex<RegionTable>>);
 
 impl SharedRegions {
+    /// Creates the regions of a domain that requires these bits.
+    pub(crate) fn new(mr_mode: MrMode) -> Self {
+        Self(Arc::new(Mutex::new(RegionTable::new(mr_mode))))
+    }
+
     /// Locks the table. Only locks of memory are taken under this one.
     pub(crate) fn lock(&self) -> MutexGuard<'_, RegionTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,12 +1,15 @@
-//! The memory registration mode that a domain requires, in the domain's name.
+//! The memory registration mode that a domain requires, in the domain's name, and the check of
+//! memory.
 
 use fabric_core::flags::MrMode;
+use fabric_core::mr::RegionMemory;
 use fabric_core::{Error, Result};
 
 use super::NAME;
+use crate::sys::process_memory::is_accessible;
 
 /// The bits that a domain can require: those whose duties are calls.
-const OFFERED: MrMode = MrMode::VIRT_ADDR;
+const OFFERED: MrMode = MrMode::BASIC_BITS;
 
 /// Parses the bits of `mr_mode` that the domain of this name requires: none for `sim`, `PROV_KEY`
 /// and `ENDPOINT` for `sim+PROV_KEY+ENDPOINT`. `None` for the name of no domain of this provider.
@@ -42,6 +45,17 @@ fn offered_bit(name: &str) -> Result<MrMode> {
             "a domain with this bit of mr_mode, whose duty has no call",
         )),
     }
+}
+
+/// Checks that pages are behind all bytes of the memory if the bits demand it (`FI_MR_ALLOCATED`).
+pub(super) fn check_memory(mr_mode: MrMode, memory: &dyn RegionMemory) -> Result<()> {
+    if mr_mode.contains(MrMode::ALLOCATED) && !is_accessible(memory.address(), memory.len()) {
+        return Err(Error::Invalid {
+            what: "buffer to register",
+            why: "not all its bytes are backed by pages (FI_MR_ALLOCATED)".into(),
+        });
+    }
+    Ok(())
 }
 
 #[cfg(all(test, not(loom)))]
