@@ -10,15 +10,17 @@ use fabric_core::buf::{FlatBuf, IoBufMut, restore_buffer};
 use fabric_core::completion::Failed;
 use fabric_core::flags::{Access, CounterBind, MrMode};
 use fabric_core::mr::{RegionMemory, check_range};
-use fabric_core::tree::{Class, ObjectNode};
+use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Error, Result};
 use fabric_reactor::{EngineTransport, ReservedEvent};
 
 use crate::async_mr::RegionSource;
-use crate::close::{CloseError, close_object};
+use crate::close::{CloseError, close_object, dependency_on};
 use crate::counter::{BoundCounter, Counter, CounterInner};
 use crate::domain::Domain;
 use crate::domain_inner::DomainInner;
+use crate::endpoint_inner::EndpointInner;
+use crate::op::AsEndpoint;
 use crate::thread_model::{Shared, ThreadModel};
 
 /// A memory region (`fid_mr`): memory with a key, which peers read, write and change atomically
@@ -65,6 +67,8 @@ pub(crate) struct MrRegistration {
     pub(crate) remote: RemoteRegion,
     /// The counters of remote accesses, each with the guard that keeps it open.
     counters: Vec<BoundCounter>,
+    /// Keeps the endpoint open that the region is bound to.
+    endpoint: Option<DependencyGuard>,
     /// Whether the key is valid.
     is_open: bool,
     /// The event of an asynchronous registration, which leaves the queue with the region.
@@ -108,6 +112,7 @@ impl MrRegistration {
             domain: domain.clone(),
             remote: RemoteRegion::new(key, len, access).with_base(base),
             counters: Vec::new(),
+            endpoint: None,
             is_open: true,
             event: None,
         });
@@ -125,6 +130,22 @@ impl MrRegistration {
         let bound = counter.bind_to_region(&self.domain, self.remote.key, what)?;
         self.counters.push(bound);
         Ok(())
+    }
+
+    /// Binds the endpoint through which peers access the region.
+    pub(crate) fn bind_endpoint(&mut self, ep: &EndpointInner) -> Result<()> {
+        self.node.check_open()?;
+        let guard = dependency_on(&ep.node, &self.domain.node, Class::MemoryRegion)?;
+        let (engine, key) = (&self.domain.engine, self.remote.key);
+        engine.bind_region_endpoint(key, ep.node.id())?;
+        self.endpoint = Some(guard);
+        Ok(())
+    }
+
+    /// Lets peers access a region to which everything is bound.
+    pub(crate) fn enable(&mut self) -> Result<()> {
+        self.node.check_open()?;
+        self.domain.engine.enable_region(self.remote.key)
     }
 
     /// Invalidates the key. Returns false if it was invalid before.
@@ -442,7 +463,8 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// # Errors
     /// [`Error::BadFlags`] for no kind, or any other kind; [`Error::NotSupported`] when the domain
     /// was opened without [`Caps::RMA_EVENT`](crate::Caps::RMA_EVENT); [`Error::Invalid`] when a
-    /// counter is bound for the kind already; [`Error::WrongParent`]; [`Error::Closed`].
+    /// counter is bound for the kind already, or the region is [enabled](Self::enable);
+    /// [`Error::WrongParent`]; [`Error::Closed`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -460,6 +482,54 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     #[doc(alias = "fi_mr_bind")]
     pub fn bind_counter(&mut self, counter: &Counter<M>, what: CounterBind) -> Result<()> {
         self.registration.bind_counter(&counter.inner, what)
+    }
+
+    /// Binds the region to an endpoint (`fi_mr_bind`), in a domain that requires
+    /// [`MrMode::ENDPOINT`](crate::info::MrMode::ENDPOINT). Peers access the region only through
+    /// this endpoint, after the region was [enabled](Self::enable). Before that, and through
+    /// another endpoint, they get [`Error::Key`]. The endpoint cannot be closed before the region.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::info::MrMode;
+    /// use fabric_async::{Access, Fabric, Hints, discover};
+    /// let hints = Hints::new().provider("sim").domain_name("sim+ENDPOINT");
+    /// let info = discover(&hints.mr_mode(MrMode::ENDPOINT))?.swap_remove(0);
+    /// let domain = Fabric::open(&info)?.domain(&info)?;
+    /// let av = domain.address_vector()?;
+    /// let ep = domain.endpoint(&info)?.bind_av(&av)?.enable()?;
+    /// let mut region = domain.alloc(4096, Access::REMOTE_READ)?;
+    /// if info.domain.mr_mode.contains(MrMode::ENDPOINT) {
+    ///     region.bind_endpoint(&ep)?;
+    ///     region.enable()?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] in a domain that does not require the bit; [`Error::Invalid`] when
+    /// an endpoint is bound already, or the region is enabled; [`Error::WrongParent`] for an
+    /// endpoint of another domain; [`Error::Closed`].
+    #[doc(alias = "fi_mr_bind")]
+    #[doc(alias = "FI_MR_ENDPOINT")]
+    pub fn bind_endpoint(&mut self, ep: &impl AsEndpoint<M>) -> Result<()> {
+        self.registration.bind_endpoint(ep.inner())
+    }
+
+    /// Enables the region (`fi_mr_enable`): peers can access it, and no endpoint or counter can be
+    /// bound to it any more.
+    ///
+    /// Required in a domain that requires [`MrMode::ENDPOINT`](crate::info::MrMode::ENDPOINT), and
+    /// after a counter was bound in one that requires
+    /// [`MrMode::RMA_EVENT`](crate::info::MrMode::RMA_EVENT): until then peers that use the key get
+    /// [`Error::Key`]. Other regions are accessible from their registration on.
+    ///
+    /// # Errors
+    /// [`Error::Unbound`] when the region needs an endpoint and has none; [`Error::Closed`].
+    #[doc(alias = "fi_mr_enable")]
+    #[doc(alias = "FI_MR_RMA_EVENT")]
+    pub fn enable(&mut self) -> Result<()> {
+        self.registration.enable()
     }
 
     /// Copies bytes out of the region. Eight bytes at a multiple of eight are read as one word. In

@@ -361,8 +361,9 @@ pub enum Error {
     /// A memory key that is in use, unknown or revoked, whose region does not grant the access, or
     /// that was requested from a provider that selects the keys (`FI_MR_PROV_KEY`). `FI_ENOKEY`.
     ///
-    /// A key is unknown after its owner has closed the region or was restarted: request a new
-    /// `RemoteRegion` from the owner. A key is unknown too at an owner whose endpoint has neither
+    /// A key is unknown before its region is enabled (`FI_MR_ENDPOINT`, `FI_MR_RMA_EVENT`), and
+    /// after its owner has closed the region or was restarted: request a new `RemoteRegion` from
+    /// the owner. A key is unknown too at an owner whose endpoint has neither
     /// `FI_RMA` nor `FI_ATOMIC`.
     #[error("memory key {key:#x} {why}{}", text::key_remedy(why))]
     Key {

@@ -537,6 +537,9 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         domain_requires_the_bits_of_its_name: ATOMIC.chosen_mr_mode(),
         requested_key_is_refused_if_the_provider_selects_keys: RMA,
         asynchronous_registrations_have_the_same_duties: RMA.chosen_mr_mode().other_threads(),
+        fi_mr_endpoint_region_is_enabled_for_its_endpoint: ATOMIC_RMA_EVENT.chosen_mr_mode(),
+        fi_mr_rma_event_region_is_enabled_after_its_counter: RMA_EVENT.chosen_mr_mode(),
+        enabled_region_accepts_no_further_bindings: RMA_EVENT,
     }
     regions {
         fi_mr_virt_addr_regions_are_addressed_by_virtual_address: ATOMIC,

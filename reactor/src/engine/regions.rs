@@ -26,12 +26,30 @@ impl DomainHandle {
         regions.insert(memory, access, key)
     }
 
+    /// Binds a region to the endpoint with this id in the object tree (`fi_mr_bind`).
+    ///
+    /// # Errors
+    /// As [`RegionTable::bind_endpoint`](fabric_core::mr::RegionTable::bind_endpoint).
+    pub fn bind_region_endpoint(&self, key: u64, endpoint: u64) -> Result<()> {
+        let _locked = self.lock_or_refuse()?;
+        self.regions().lock().bind_endpoint(key, endpoint)
+    }
+
+    /// Enables a region (`fi_mr_enable`).
+    ///
+    /// # Errors
+    /// As [`RegionTable::enable`](fabric_core::mr::RegionTable::enable).
+    pub fn enable_region(&self, key: u64) -> Result<()> {
+        let _locked = self.lock_or_refuse()?;
+        self.regions().lock().enable(key)
+    }
+
     /// Binds counters of remote accesses to a region (`fi_mr_bind`): accesses are counted from now
     /// on, if they come through an endpoint of this engine.
     ///
     /// # Errors
     /// [`Error::Invalid`](fabric_core::Error::Invalid) when a counter for the same access is bound
-    /// already; [`Error::Key`](fabric_core::Error::Key).
+    /// already, or the region is enabled; [`Error::Key`](fabric_core::Error::Key).
     pub fn bind_region_counters(&self, key: u64, counters: CounterBindings) -> Result<()> {
         let locked = &mut *self.lock_or_refuse()?;
         locked.domain.regions.bind_counters(key, counters)

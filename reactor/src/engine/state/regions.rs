@@ -65,12 +65,7 @@ impl Regions {
                 why: "a counter for the same access is already bound".into(),
             });
         }
-        let unknown = Error::Key {
-            key,
-            why: "is unknown",
-        };
-        let mut table = self.shared.lock();
-        table.enable_rma_events(key).map(drop).ok_or(unknown)?;
+        self.shared.lock().bind_counter(key)?;
         let bound = CounterBindings {
             remote_read: current.remote_read.or(counters.remote_read),
             remote_write: current.remote_write.or(counters.remote_write),

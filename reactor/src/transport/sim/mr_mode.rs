@@ -9,7 +9,9 @@ use super::NAME;
 use crate::sys::process_memory::is_accessible;
 
 /// The bits that a domain can require: those whose duties are calls.
-const OFFERED: MrMode = MrMode::BASIC_BITS;
+const OFFERED: MrMode = MrMode::BASIC_BITS
+    .union(MrMode::ENDPOINT)
+    .union(MrMode::RMA_EVENT);
 
 /// Parses the bits of `mr_mode` that the domain of this name requires: none for `sim`, `PROV_KEY`
 /// and `ENDPOINT` for `sim+PROV_KEY+ENDPOINT`. `None` for the name of no domain of this provider.
