@@ -102,15 +102,15 @@ impl MrRegistration {
     ) -> Result<Box<Self>> {
         let mr_mode = domain.info.domain.mr_mode;
         let transport = domain.fabric.inner.transport;
-        transport.check_memory(mr_mode, &*memory)?;
-        let (len, address) = (memory.len() as u64, memory.address());
+        let (len, address) = (memory.len(), memory.address());
+        transport.check_memory(mr_mode, address, len)?;
         let key = domain.engine.open_region(memory, access, key)?;
         let by_address = mr_mode.contains(MrMode::VIRT_ADDR);
         let base = if by_address { address } else { 0 };
         let registration = Box::new(Self {
             node,
             domain: domain.clone(),
-            remote: RemoteRegion::new(key, len, access).with_base(base),
+            remote: RemoteRegion::new(key, len as u64, access).with_base(base),
             counters: Vec::new(),
             endpoint: None,
             is_open: true,

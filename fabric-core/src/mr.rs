@@ -6,6 +6,7 @@
 
 mod access_error;
 mod iov;
+mod local;
 mod registered;
 mod table;
 
@@ -21,6 +22,8 @@ use crate::flags::Access;
 
 pub use access_error::AccessError;
 pub use iov::RmaIov;
+pub use local::{LocalBuffer, LocalUse};
+pub(crate) use local::{LocalRegistration, registration_of};
 pub use registered::RegisteredMemory;
 pub use table::RegionTable;
 

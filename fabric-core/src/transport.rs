@@ -78,11 +78,13 @@ pub trait Transport: Send + Sync + 'static {
         ))
     }
 
-    /// Checks memory that is to be registered in a domain that requires these bits.
+    /// Checks `len` bytes at an address, which are to be registered in a domain that requires these
+    /// bits.
     ///
     /// # Errors
     /// [`Error::Invalid`] when a bit demands more of the memory.
-    fn check_memory(&self, _: MrMode, _: &dyn RegionMemory) -> Result<()> {
+    fn check_memory(&self, mr_mode: MrMode, address: u64, len: usize) -> Result<()> {
+        let _ = (mr_mode, address, len);
         Ok(())
     }
 }

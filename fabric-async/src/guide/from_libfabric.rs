@@ -46,7 +46,7 @@
 //! | `fi_mr_reg` with `FI_REG_MR`, `FI_KEY_NOTAVAIL`, `FI_MR_COMPLETE` | [`RegionRequest::post`](crate::async_mr::RegionRequest::post) of [`Domain::register_async`], [`Domain::alloc_async`], [`Domain::alloc_from_async`]; [`PendingRegion::try_take`](crate::async_mr::PendingRegion::try_take); [`EventKind::MrComplete`], [`EventKind::MrFailed`] |
 //! | `fi_mr_bind`; `fi_mr_enable` | [`MemoryRegion::bind_counter`], [`MemoryRegion::bind_endpoint`]; [`MemoryRegion::enable`] |
 //! | `FI_MR_VIRT_ADDR` | [`RemoteRegion::base`], where the hints agree to [`MrMode::BASIC`] |
-//! | `fi_mr_desc`, `FI_MR_LOCAL` | nothing: local buffers need no registration |
+//! | `fi_mr_desc`, `FI_MR_LOCAL` | [`Domain::register_local`], where a domain requires the bit |
 //! | `fi_close` | `close`, or drop; see [closing](super::errors#closing) |
 //! | all of the above up to `fi_enable` | [`Endpoint::bind`] |
 //!

@@ -51,6 +51,7 @@ mod fences;
 mod handles;
 mod harness;
 mod loans;
+mod local_mr;
 mod loopback;
 mod matching;
 mod message_metadata;

@@ -541,6 +541,11 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         fi_mr_rma_event_region_is_enabled_after_its_counter: RMA_EVENT.chosen_mr_mode(),
         enabled_region_accepts_no_further_bindings: RMA_EVENT,
     }
+    local_mr {
+        fi_mr_local_refuses_unregistered_buffers: ATOMIC.chosen_mr_mode(),
+        fi_mr_local_accepts_registered_buffers: ATOMIC.chosen_mr_mode(),
+        registered_local_buffers_work_in_every_domain: MSG,
+    }
     regions {
         fi_mr_virt_addr_regions_are_addressed_by_virtual_address: ATOMIC,
         remote_accesses_are_counted_per_region: ATOMIC_RMA_EVENT,

@@ -78,8 +78,8 @@ impl Transport for SimTransport {
         Ok(Arc::new(LocalMemory::new(len)?))
     }
 
-    fn check_memory(&self, mr_mode: MrMode, memory: &dyn RegionMemory) -> Result<()> {
-        mr_mode::check_memory(mr_mode, memory)
+    fn check_memory(&self, mr_mode: MrMode, address: u64, len: usize) -> Result<()> {
+        mr_mode::check_memory(mr_mode, address, len)
     }
 }
 

@@ -2,7 +2,6 @@
 //! memory.
 
 use fabric_core::flags::MrMode;
-use fabric_core::mr::RegionMemory;
 use fabric_core::{Error, Result};
 
 use super::NAME;
@@ -10,6 +9,7 @@ use crate::sys::process_memory::is_accessible;
 
 /// The bits that a domain can require: those whose duties are calls.
 const OFFERED: MrMode = MrMode::BASIC_BITS
+    .union(MrMode::LOCAL)
     .union(MrMode::ENDPOINT)
     .union(MrMode::RMA_EVENT);
 
@@ -50,8 +50,8 @@ fn offered_bit(name: &str) -> Result<MrMode> {
 }
 
 /// Checks that pages are behind all bytes of the memory if the bits demand it (`FI_MR_ALLOCATED`).
-pub(super) fn check_memory(mr_mode: MrMode, memory: &dyn RegionMemory) -> Result<()> {
-    if mr_mode.contains(MrMode::ALLOCATED) && !is_accessible(memory.address(), memory.len()) {
+pub(super) fn check_memory(mr_mode: MrMode, address: u64, len: usize) -> Result<()> {
+    if mr_mode.contains(MrMode::ALLOCATED) && !is_accessible(address, len) {
         return Err(Error::Invalid {
             what: "buffer to register",
             why: "not all its bytes are backed by pages (FI_MR_ALLOCATED)".into(),
