@@ -148,6 +148,34 @@ impl MrRegistration {
         self.domain.engine.enable_region(self.remote.key)
     }
 
+    /// Tells the provider that pages are behind a range of the region's bytes.
+    pub(crate) fn refresh(
+        &self,
+        memory: &dyn RegionMemory,
+        range: impl RangeBounds<usize>,
+    ) -> Result<()> {
+        self.node.check_open()?;
+        let start = match range.start_bound() {
+            Bound::Included(start) => *start,
+            Bound::Excluded(previous) => previous.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(last) => last.saturating_add(1),
+            Bound::Excluded(end) => *end,
+            Bound::Unbounded => memory.len(),
+        };
+        let len = end.saturating_sub(start);
+        check_range(memory.len(), start as u64, len, 1)?;
+        if self.domain.info.domain.mr_mode.contains(MrMode::MMU_NOTIFY) {
+            let address = memory.address() + start as u64;
+            let transport = self.domain.fabric.inner.transport;
+            transport.check_memory(MrMode::ALLOCATED, address, len)?;
+        }
+        let (engine, key) = (&self.domain.engine, self.remote.key);
+        engine.refresh_region(key, start, len)
+    }
+
     /// Invalidates the key. Returns false if it was invalid before.
     pub(crate) fn revoke(&mut self) -> bool {
         let was_open = std::mem::replace(&mut self.is_open, false);
@@ -530,6 +558,38 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     #[doc(alias = "FI_MR_RMA_EVENT")]
     pub fn enable(&mut self) -> Result<()> {
         self.registration.enable()
+    }
+
+    /// Tells the provider that pages are behind these bytes of the region, or other pages than
+    /// before (`fi_mr_refresh`).
+    ///
+    /// Required in a domain that requires
+    /// [`MrMode::MMU_NOTIFY`](crate::info::MrMode::MMU_NOTIFY), before peers access the bytes:
+    /// until then, and after the memory has got another address, their operations fail with
+    /// [`Error::Key`]. Over `sim` pages have 4 KiB and count from the start of the region. In other
+    /// domains the call has no effect: the accesses are those of a process, which see every change
+    /// of the page tables.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::info::MrMode;
+    /// use fabric_async::{Access, Fabric, Hints, discover};
+    /// let hints = Hints::new().provider("sim").domain_name("sim+MMU_NOTIFY");
+    /// let info = discover(&hints.mr_mode(MrMode::MMU_NOTIFY))?.swap_remove(0);
+    /// let domain = Fabric::open(&info)?.domain(&info)?;
+    /// let mut region = domain.alloc(1 << 20, Access::REMOTE_READ)?;
+    /// region.write(0, b"a header")?;
+    /// region.refresh(..8)?;                      // peers read the first page, and no other
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] when the range leaves the region; [`Error::Invalid`] in a domain that
+    /// requires the bit, when no pages are behind the bytes; [`Error::Closed`].
+    #[doc(alias = "fi_mr_refresh")]
+    #[doc(alias = "FI_MR_MMU_NOTIFY")]
+    pub fn refresh(&mut self, range: impl RangeBounds<usize>) -> Result<()> {
+        self.registration.refresh(&*self.memory, range)
     }
 
     /// Copies bytes out of the region. Eight bytes at a multiple of eight are read as one word. In

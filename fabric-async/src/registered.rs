@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, RangeBounds};
 use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, FlatBuf, IoBufMut, restore_buffer};
@@ -200,6 +200,17 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
     #[doc(alias = "FI_MR_ENDPOINT")]
     pub fn bind_endpoint(&mut self, ep: &impl AsEndpoint<M>) -> Result<()> {
         self.registration.bind_endpoint(ep.inner())
+    }
+
+    /// Tells the provider that pages are behind these bytes, as
+    /// [`MemoryRegion::refresh`](crate::MemoryRegion::refresh).
+    ///
+    /// # Errors
+    /// As [`MemoryRegion::refresh`](crate::MemoryRegion::refresh).
+    #[doc(alias = "fi_mr_refresh")]
+    #[doc(alias = "FI_MR_MMU_NOTIFY")]
+    pub fn refresh(&mut self, range: impl RangeBounds<usize>) -> Result<()> {
+        self.registration.refresh(&*self.memory, range)
     }
 
     /// Enables the registration, as [`MemoryRegion::enable`](crate::MemoryRegion::enable).

@@ -7,6 +7,7 @@
 mod access_error;
 mod iov;
 mod local;
+mod pages;
 mod registered;
 mod table;
 
@@ -24,6 +25,7 @@ pub use access_error::AccessError;
 pub use iov::RmaIov;
 pub use local::{LocalBuffer, LocalUse};
 pub(crate) use local::{LocalRegistration, registration_of};
+pub use pages::RefreshedPages;
 pub use registered::RegisteredMemory;
 pub use table::RegionTable;
 
@@ -112,6 +114,8 @@ pub struct Region {
     pub rma_events: bool,
     /// The id of the only endpoint through which peers access the region (`FI_MR_ENDPOINT`).
     pub endpoint: Option<u64>,
+    /// The pages that peers can access, if the owner tells them (`FI_MR_MMU_NOTIFY`).
+    pub pages: Option<Arc<RefreshedPages>>,
 }
 
 impl Region {

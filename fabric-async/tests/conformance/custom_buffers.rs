@@ -222,6 +222,69 @@ pub(crate) async fn registered_buffer_that_shrinks_is_closed_to_peers(setup: Set
     }
 }
 
+/// A buffer that moves to its other half when it is accessed for writing after `is_second` has
+/// changed.
+#[derive(Debug)]
+struct MovingBuf {
+    halves: [Vec<u8>; 2],
+    half: usize,
+    is_second: Arc<AtomicUsize>,
+}
+
+// SAFETY: the vectors stay where they are, and the half changes only in `writable`.
+unsafe impl CustomBuf for MovingBuf {
+    fn bytes(&self) -> &[u8] {
+        &self.halves[self.half]
+    }
+
+    fn writable(&mut self) -> Option<&mut [u8]> {
+        self.half = self.is_second.load(Ordering::Relaxed);
+        Some(&mut self.halves[self.half])
+    }
+
+    fn set_filled(&mut self, _: usize) {}
+}
+
+/// With `FI_MR_MMU_NOTIFY`, memory that has moved is refreshed before peers access it again, and
+/// only memory with pages is refreshed.
+pub(crate) async fn fi_mr_mmu_notify_moved_memory_is_refreshed(setup: Setup) {
+    let a = setup.open_endpoint().await;
+    let b = setup.requiring(MrMode::MMU_NOTIFY).open_endpoint().await;
+    let _progress = b.spawn_progress();
+    let to_b = a.add_peer(&b).await;
+    let is_second = Arc::new(AtomicUsize::new(0));
+    let buf: Box<dyn CustomBuf> = Box::new(MovingBuf {
+        halves: [vec![1; 100], vec![2; 100]],
+        half: 0,
+        is_second: is_second.clone(),
+    });
+    let mut region = b.domain.register(buf, READ_WRITE, None).unwrap();
+    let remote = region.remote();
+    for half in [0, 1, 0] {
+        is_second.store(half, Ordering::Relaxed);
+        let refused = a.ep.read(to_b, remote.slice(..)).await.unwrap_err();
+        assert!(matches!(refused.error, Error::Key { .. }), "{refused}");
+        region.refresh(..).unwrap();
+        let read = a.ep.read(to_b, remote.slice(..)).await.unwrap();
+        assert_eq!(read[..], [half as u8 + 1; 100]);
+    }
+
+    let mapped = MappedFile::new();
+    let file = mapped.file.try_clone().unwrap();
+    let buf: Box<dyn CustomBuf> = Box::new(mapped);
+    let mut region = b.domain.register(buf, READ_WRITE, None).unwrap();
+    ftruncate(&file, page_size() as u64).unwrap();
+    region.refresh(..page_size()).unwrap();
+    let refused = region.refresh(..).unwrap_err();
+    assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+    let remote = region.remote();
+    a.ep.write(to_b, remote.at(0), vec![1; page_size()])
+        .await
+        .unwrap();
+    let refused = a.ep.read(to_b, remote.slice(..)).await.unwrap_err();
+    assert!(matches!(refused.error, Error::Key { .. }), "{refused}");
+}
+
 /// Two pages of a file that may be shorter.
 #[derive(Debug)]
 struct MappedFile {

@@ -4,6 +4,7 @@ use fabric_async::info::MrMode;
 use fabric_async::{Access, Caps, Class, CounterBind, Domain, Error, Hints, discover};
 
 use crate::endpoint_fixture::endpoint_pair;
+use crate::payload::poll_once;
 use crate::regions::open_virt_addr_owner;
 use crate::setup::{Setup, domain_requiring};
 
@@ -207,6 +208,7 @@ pub(crate) async fn enabled_region_accepts_no_further_bindings(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
     let mut region = b.domain.alloc(64, READ_WRITE).unwrap();
+    region.refresh(8..).unwrap();
     let refused = region.bind_endpoint(&b.ep).unwrap_err();
     assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
     for _ in 0..2 {
@@ -217,4 +219,71 @@ pub(crate) async fn enabled_region_accepts_no_further_bindings(setup: Setup) {
     let late = region.bind_counter(&counter, CounterBind::REMOTE_WRITE);
     assert!(matches!(late, Err(Error::Invalid { .. })), "{late:?}");
     counter.close().unwrap();
+}
+
+/// With `FI_MR_MMU_NOTIFY`, peers access the pages that the owner has refreshed, and no others.
+pub(crate) async fn fi_mr_mmu_notify_pages_are_refreshed_before_access(setup: Setup) {
+    const LEN: usize = 4 * 4096;
+    let a = setup.open_endpoint().await;
+    let b = setup.requiring(MrMode::MMU_NOTIFY).open_endpoint().await;
+    let _progress = b.spawn_progress();
+    let to_b = a.add_peer(&b).await;
+    let mut region = b.domain.alloc(LEN, READ_WRITE).unwrap();
+    let mut registered = b.domain.register(vec![0; LEN], READ_WRITE, None).unwrap();
+    let remotes = [region.remote(), registered.remote()];
+    let check = async |refreshed: std::ops::Range<u64>| {
+        for remote in remotes {
+            for (at, len) in [
+                (0, 1),
+                (4095, 1),
+                (4096, 8),
+                (8192, 4096),
+                (4090, 100),
+                (0, LEN),
+            ] {
+                let bytes = vec![1; len];
+                let (start, end) = (at as u64, (at + len) as u64);
+                let is_refreshed = refreshed.start <= start && end <= refreshed.end;
+                let written = a.ep.write(to_b, remote.at(start), bytes).await;
+                let read = a.ep.read(to_b, remote.slice(start..end)).await;
+                assert_eq!(
+                    (written.is_ok(), read.is_ok()),
+                    (is_refreshed, is_refreshed)
+                );
+                if let Err(failed) = written {
+                    assert!(matches!(failed.error, Error::Key { key, why }
+                        if key == remote.key && why.contains("FI_MR_MMU_NOTIFY")));
+                }
+            }
+            let at = remote.at(4096);
+            let added = a.ep.fetch_add(to_b, at, 1u64).await;
+            assert_eq!(added.is_ok(), refreshed.contains(&4096));
+        }
+    };
+    check(0..0).await;
+    region.refresh(5000..=5000).unwrap();
+    registered.refresh(4096..8192).unwrap();
+    check(4096..8192).await;
+    for range in [LEN..LEN + 1, 0..LEN + 1] {
+        let refused = [region.refresh(range.clone()), registered.refresh(range)];
+        let is_out = |refused: &_| matches!(refused, Err(Error::OutOfBounds { .. }));
+        assert!(refused.iter().all(is_out), "{refused:?}");
+    }
+    // While the owner holds the buffer, an access waits, and does not close the buffer.
+    let read = {
+        let _held = registered.lock();
+        let mut read =
+            a.ep.read(to_b, remotes[1].slice(4096..4097))
+                .start()
+                .unwrap();
+        for _ in 0..50 {
+            assert!(poll_once(&mut read).await.is_pending());
+            tokio::task::yield_now().await;
+        }
+        read
+    };
+    assert_eq!(read.await.unwrap().len(), 1);
+    region.refresh(..).unwrap();
+    registered.refresh(..).unwrap();
+    check(0..LEN as u64).await;
 }

@@ -540,6 +540,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         fi_mr_endpoint_region_is_enabled_for_its_endpoint: ATOMIC_RMA_EVENT.chosen_mr_mode(),
         fi_mr_rma_event_region_is_enabled_after_its_counter: RMA_EVENT.chosen_mr_mode(),
         enabled_region_accepts_no_further_bindings: RMA_EVENT,
+        fi_mr_mmu_notify_pages_are_refreshed_before_access: ATOMIC.chosen_mr_mode(),
     }
     local_mr {
         fi_mr_local_refuses_unregistered_buffers: ATOMIC.chosen_mr_mode(),
@@ -556,6 +557,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         drop_of_registered_buffer_drops_its_memory: RMA,
         registered_buffer_that_shrinks_is_closed_to_peers: ATOMIC,
         fi_mr_allocated_memory_is_backed_by_pages: RMA.chosen_mr_mode(),
+        fi_mr_mmu_notify_moved_memory_is_refreshed: RMA.chosen_mr_mode(),
     }
     registered_buffers {
         every_length_is_written_and_read_in_place: RMA,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use super::{Region, RegionMemory};
+use super::{RefreshedPages, Region, RegionMemory, check_range};
 use crate::error::{Error, Result};
 use crate::flags::{Access, MrMode};
 use crate::tree::Class;
@@ -74,7 +74,8 @@ impl RegionTable {
     /// Inserts a region under the requested key, or under a generated one, and returns the key.
     /// Peers address the bytes by their virtual addresses in this process if the domain requires
     /// `FI_MR_VIRT_ADDR`, else by offsets. Peers have no access before the region is
-    /// [enabled](Self::enable) if the domain requires `FI_MR_ENDPOINT`.
+    /// [enabled](Self::enable) if the domain requires `FI_MR_ENDPOINT`, and to no page before it is
+    /// [refreshed](Self::refresh) if the domain requires `FI_MR_MMU_NOTIFY`.
     ///
     /// # Errors
     /// [`Error::Key`] when the requested key is in use, or the domain selects keys
@@ -117,6 +118,8 @@ impl RegionTable {
         } else {
             0
         };
+        let notifies = self.mr_mode.contains(MrMode::MMU_NOTIFY);
+        let pages = notifies.then(|| Arc::new(RefreshedPages::new(memory.len())));
         let mut entry = TableEntry {
             region: Region {
                 memory,
@@ -124,6 +127,7 @@ impl RegionTable {
                 base,
                 rma_events: false,
                 endpoint: None,
+                pages,
             },
             granted: access,
             is_enabled: false,
@@ -209,6 +213,20 @@ impl RegionTable {
         }
         entry.region.access = entry.granted;
         entry.is_enabled = true;
+        Ok(())
+    }
+
+    /// Notes that pages are behind `len` bytes of a region, from byte `at` on (`fi_mr_refresh`).
+    /// Has no effect unless the domain requires `FI_MR_MMU_NOTIFY`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] when the range leaves the region; [`Error::Key`].
+    pub fn refresh(&mut self, key: u64, at: usize, len: usize) -> Result<()> {
+        let region = &self.entry(key)?.region;
+        let at = check_range(region.memory.len(), at as u64, len, 1)?;
+        if let Some(pages) = &region.pages {
+            pages.refresh(at..at + len, region.memory.address());
+        }
         Ok(())
     }
 

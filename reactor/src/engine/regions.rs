@@ -44,6 +44,15 @@ impl DomainHandle {
         self.regions().lock().enable(key)
     }
 
+    /// Notes that pages are behind `len` bytes of a region, from byte `at` on (`fi_mr_refresh`).
+    ///
+    /// # Errors
+    /// As [`RegionTable::refresh`](fabric_core::mr::RegionTable::refresh).
+    pub fn refresh_region(&self, key: u64, at: usize, len: usize) -> Result<()> {
+        let _locked = self.lock_or_refuse()?;
+        self.regions().lock().refresh(key, at, len)
+    }
+
     /// Binds counters of remote accesses to a region (`fi_mr_bind`): accesses are counted from now
     /// on, if they come through an endpoint of this engine.
     ///

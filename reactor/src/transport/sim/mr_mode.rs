@@ -11,6 +11,7 @@ use crate::sys::process_memory::is_accessible;
 const OFFERED: MrMode = MrMode::BASIC_BITS
     .union(MrMode::LOCAL)
     .union(MrMode::ENDPOINT)
+    .union(MrMode::MMU_NOTIFY)
     .union(MrMode::RMA_EVENT);
 
 /// Parses the bits of `mr_mode` that the domain of this name requires: none for `sim`, `PROV_KEY`
