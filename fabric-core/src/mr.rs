@@ -13,6 +13,7 @@ mod table;
 
 use std::any::Any;
 use std::fmt::Debug;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -113,7 +114,7 @@ pub struct Region {
     /// Whether the owner is notified of every operation of peers on the region (`FI_RMA_EVENT`).
     pub rma_events: bool,
     /// The id of the only endpoint through which peers access the region (`FI_MR_ENDPOINT`).
-    pub endpoint: Option<u64>,
+    pub endpoint: Option<NonZeroU64>,
     /// The pages that peers can access, if the owner tells them (`FI_MR_MMU_NOTIFY`).
     pub pages: Option<Arc<RefreshedPages>>,
 }

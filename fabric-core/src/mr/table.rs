@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use super::{RefreshedPages, Region, RegionMemory, check_range};
@@ -28,11 +29,6 @@ struct TableEntry {
 }
 
 impl TableEntry {
-    /// Keeps peers from the region until it is enabled.
-    fn disable(&mut self) {
-        self.region.access = Access::empty();
-    }
-
     /// Checks that objects may still be bound to the region.
     fn check_not_enabled(&self) -> Result<()> {
         if !self.is_enabled {
@@ -120,10 +116,15 @@ impl RegionTable {
         };
         let notifies = self.mr_mode.contains(MrMode::MMU_NOTIFY);
         let pages = notifies.then(|| Arc::new(RefreshedPages::new(memory.len())));
-        let mut entry = TableEntry {
+        let needs_enable = self.mr_mode.contains(MrMode::ENDPOINT);
+        let entry = TableEntry {
             region: Region {
                 memory,
-                access,
+                access: if needs_enable {
+                    Access::empty()
+                } else {
+                    access
+                },
                 base,
                 rma_events: false,
                 endpoint: None,
@@ -132,9 +133,6 @@ impl RegionTable {
             granted: access,
             is_enabled: false,
         };
-        if self.mr_mode.contains(MrMode::ENDPOINT) {
-            entry.disable();
-        }
         self.regions.insert(key, entry);
         Ok(key)
     }
@@ -178,7 +176,7 @@ impl RegionTable {
                 why: "an endpoint is bound already".into(),
             });
         }
-        entry.region.endpoint = Some(endpoint);
+        entry.region.endpoint = NonZeroU64::new(endpoint);
         Ok(())
     }
 
@@ -194,7 +192,7 @@ impl RegionTable {
         entry.check_not_enabled()?;
         entry.region.rma_events = true;
         if needs_enable {
-            entry.disable();
+            entry.region.access = Access::empty();
         }
         Ok(())
     }
@@ -318,7 +316,10 @@ mod tests {
             let region = table.get(key).unwrap();
             assert_eq!(
                 (region.access, region.endpoint),
-                (Access::REMOTE_READ, needs_endpoint.then_some(5))
+                (
+                    Access::REMOTE_READ,
+                    NonZeroU64::new(u64::from(needs_endpoint) * 5)
+                )
             );
             assert!(region.rma_events && table.bind_counter(key).is_err());
             assert_eq!(access(&table, key), Access::REMOTE_READ);

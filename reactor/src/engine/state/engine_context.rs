@@ -116,7 +116,7 @@ impl EngineContext for DomainState {
             return Some(region);
         };
         let through = self.endpoints.get(ep).map(|ep| ep.bindings().object_id);
-        (through == Some(bound)).then_some(region)
+        (through == Some(bound.get())).then_some(region)
     }
 
     fn access_changes(&self) -> u64 {
