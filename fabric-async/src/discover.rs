@@ -68,7 +68,8 @@ use crate::open_domains;
 /// ```
 ///
 /// A domain cannot require `COLLECTIVE`, because there are no collective operations, nor `HMEM`,
-/// because there are no registrations of device memory.
+/// because there are no registrations of device memory, nor `RAW`, because there are no calls for
+/// raw keys.
 ///
 /// # Example
 ///

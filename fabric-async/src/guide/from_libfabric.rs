@@ -168,7 +168,7 @@
 //! | atomics | 10 of 20 data types: complex, `long double`, 128-bit and short floats are missing; several places in one operation (`fi_rma_ioc`; served for RXM peers); local gather; tagged targets | no call |
 //! | | on memory of native libfabric peers over `tcp` | [`Error::NotSupported`] |
 //! | memory regions | several ranges (`fi_mr_regv`) | `mr_iov_limit` above 1 refused |
-//! | | raw keys, sub-regions, `FI_MR_DMABUF`, single use, a registration cache | no call; the mode bits are agreed to and never required |
+//! | | raw keys, sub-regions, `FI_MR_DMABUF`, single use, a registration cache | no call; no provider requires [`MrMode::RAW`] |
 //! | | device memory (`FI_HMEM`, `FI_XPU`), persistent memory (`FI_RMA_PMEM`) | `caps` refused |
 //! | address vectors | shared ones (`FI_SHARED_AV`), user ids (`FI_AV_USER_ID`) | `caps` refused |
 //! | | `fi_av_insertsym`, insertion with `FI_EVENT`, `fi_av_set`, `FI_SYMMETRIC`, peer groups, `FI_FIREWALL_ADDR`, names in `fi_ns://` | no call |
