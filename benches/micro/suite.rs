@@ -214,13 +214,13 @@ fn unexpected() -> Work {
 
 fn key_check() -> Work {
     let (mut table, memory) = (
-        RegionTable::new(),
+        RegionTable::default(),
         Arc::new(LocalMemory::new(4096).expect("a page")),
     );
     let keys: Vec<u64> = (0..1000)
         .filter_map(|_| {
             table
-                .insert(memory.clone(), Access::REMOTE_WRITE, None, false)
+                .insert(memory.clone(), Access::REMOTE_WRITE, None)
                 .ok()
         })
         .collect();
@@ -238,11 +238,11 @@ fn key_check() -> Work {
 
 fn key_insert() -> Work {
     let (mut table, memory) = (
-        RegionTable::new(),
+        RegionTable::default(),
         Arc::new(LocalMemory::new(4096).expect("a page")),
     );
     Box::new(move || {
-        let key = table.insert(black_box(memory.clone()), Access::REMOTE_READ, None, false);
+        let key = table.insert(black_box(memory.clone()), Access::REMOTE_READ, None);
         key.ok()
             .and_then(|key| table.remove(key))
             .map_or(0, |region| region.memory.len())

@@ -234,7 +234,8 @@ impl<R, E> RegionRequest<R, E> {
     }
 
     /// Requests this key, instead of a free one. A key that is in use fails the registration with
-    /// [`Error::Key`].
+    /// [`Error::Key`], as does any in a domain that requires
+    /// [`MrMode::PROV_KEY`](crate::info::MrMode::PROV_KEY).
     pub fn key(self, key: u64) -> Self {
         if let Phase::Waiting(params, _) = &mut self.pending.shared.lock().phase {
             params.key = Some(key);

@@ -62,7 +62,7 @@ pub fn query_atomic<M: ThreadModel>(
         AtomicCall::Base => OpKind::Atomic,
         AtomicCall::Fetch | AtomicCall::Compare => OpKind::FetchAtomic,
     };
-    ep.inner().check_tx(kind, false, false, false)?;
+    ep.inner().check_without_buffer(kind, false, false, false)?;
     let size = datatype.size();
     Ok(AtomicAttr {
         count: MAX_ATOMIC_BYTES / size,

@@ -4,3 +4,5 @@
 //! [`IoBufMut`].
 
 pub use fabric_core::buf::{AnyBuf, CustomBuf, FlatBuf, Gather, IoBuf, IoBufMut, Payload, Scatter};
+
+pub use fabric_core::mr::LocalBuffer;

@@ -52,6 +52,27 @@ use crate::open_domains;
 /// Delays depend only on the seed, the sender's name and the number of reads before, so endpoints
 /// that one thread polls in the same order see the same interleaving again.
 ///
+/// The domain `sim` requires nothing of memory registration. A domain name with bits of
+/// [`MrMode`](crate::info::MrMode) asks for an offer that requires them, so that a program can be
+/// tested for a provider that does. Infos of hints that do not [agree](Hints::mr_mode) to a
+/// required bit have no capability to be the target of one-sided operations, or there is no info.
+///
+/// ```
+/// use fabric_async::info::MrMode;
+/// use fabric_async::{Caps, Error, Hints, discover};
+/// let hints = Hints::new().provider("sim").domain_name("sim+VIRT_ADDR").caps(Caps::RMA);
+/// assert!(matches!(discover(&hints), Err(Error::NoMatch(_))));
+/// let agreed = hints.mr_mode(MrMode::VIRT_ADDR | MrMode::PROV_KEY);
+/// assert_eq!(discover(&agreed)?[0].domain.mr_mode, MrMode::VIRT_ADDR);
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// A domain cannot require `COLLECTIVE`, because there are no collective operations, nor `HMEM`,
+/// because there are no registrations of device memory, nor `RAW`, because there are no calls for
+/// raw keys.
+///
+/// # Example
+///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 /// use fabric_async::{discover, Caps, EpType, Hints};
@@ -80,7 +101,9 @@ use crate::open_domains;
 /// [`Error::NoMatch`] when no offer satisfies the hints: the error names, for every offer of every
 /// provider (of those that the hints name, if any), the attribute, the value asked for and the
 /// value offered. [`Error::UnknownProvider`] when the hints name a provider that does not exist.
-/// [`Error::Invalid`] with the name of a parameter of the environment whose value is not valid.
+/// [`Error::Invalid`] with the name of a parameter of the environment whose value is not valid, or
+/// for the name of a domain of `sim` that is not valid; [`Error::NotSupported`] for one with a bit
+/// of `mr_mode` that no domain can require.
 #[doc(alias = "fi_getinfo")]
 pub fn discover(hints: &Hints) -> Result<Vec<Info>> {
     let filter = check_parameters()?;
@@ -103,9 +126,13 @@ pub fn discover(hints: &Hints) -> Result<Vec<Info>> {
             let is_named = hints.provider.is_some() || filter.selects(provider.name());
             is_named || !provider.is_offered_by_name_only()
         });
-    let offers = candidates.flat_map(|provider| provider.offers());
-    let (mut offers, excluded): (Vec<Info>, Vec<Info>) =
-        offers.partition(|offer| filter.admits(offer));
+    let offers: Vec<_> = candidates
+        .map(|provider| provider.offers(hints))
+        .collect::<Result<_>>()?;
+    let (mut offers, excluded): (Vec<Info>, Vec<Info>) = offers
+        .into_iter()
+        .flatten()
+        .partition(|offer| filter.admits(offer));
     for offer in &mut offers {
         open_domains::enter_instance(offer, hints.domain);
     }

@@ -503,7 +503,25 @@ impl<M: ThreadModel> Domain<M> {
     /// Allocates a memory region under this key, as [`alloc`](Self::alloc).
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc); [`Error::Key`] when the key is in use.
+    /// As [`alloc`](Self::alloc); [`Error::Key`] when the key is in use, or the domain requires
+    /// [`MrMode::PROV_KEY`](crate::info::MrMode::PROV_KEY).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::info::MrMode;
+    /// use fabric_async::{Access, Error, Fabric, Hints, discover};
+    /// let info = discover(&Hints::new().provider("shm").mr_mode(MrMode::BASIC))?.swap_remove(0);
+    /// let domain = Fabric::open(&info)?.domain(&info)?;
+    /// let region = if info.domain.mr_mode.contains(MrMode::PROV_KEY) {
+    ///     let refused = domain.alloc_with_key(8, Access::REMOTE_READ, 7);
+    ///     assert!(matches!(refused, Err(Error::Key { .. })));
+    ///     domain.alloc(8, Access::REMOTE_READ)?
+    /// } else {
+    ///     domain.alloc_with_key(8, Access::REMOTE_READ, 7)?
+    /// };
+    /// println!("peers use the key {}", region.key());
+    /// # Ok(()) }
+    /// ```
     pub fn alloc_with_key(
         &self,
         len: usize,
@@ -521,8 +539,8 @@ impl<M: ThreadModel> Domain<M> {
     /// [`MemoryRegion::into_buf`]. [`alloc`](Self::alloc) avoids the copies.
     ///
     /// # Errors
-    /// [`Error::Key`] when the key is in use; and as [`alloc`](Self::alloc). A failure drops the
-    /// buffer; [`register`](Self::register) returns it.
+    /// As [`alloc_with_key`](Self::alloc_with_key). A failure drops the buffer;
+    /// [`register`](Self::register) returns it.
     #[doc(alias = "fi_mr_reg")]
     pub fn alloc_from<B: IoBufMut + FlatBuf>(
         &self,
@@ -544,8 +562,11 @@ impl<M: ThreadModel> Domain<M> {
     /// n]`.
     ///
     /// # Errors
-    /// With the buffer: [`Error::Invalid`] when its bytes are not writable, or the domain is bound
-    /// with [`FI_REG_MR`](Self::bind_eq_reg_mr); [`Error::Key`] when the key is in use;
+    /// With the buffer: [`Error::Invalid`] when its bytes are not writable, when they are not all
+    /// backed by pages in a domain that requires
+    /// [`MrMode::ALLOCATED`](crate::info::MrMode::ALLOCATED), or when the domain is bound
+    /// with [`FI_REG_MR`](Self::bind_eq_reg_mr); [`Error::Key`] when the key is in use, or the
+    /// domain selects keys ([`MrMode::PROV_KEY`](crate::info::MrMode::PROV_KEY));
     /// [`Error::BadFlags`] when `access` is empty; [`Error::TooMany`] when the domain has `mr_cnt`
     /// regions; [`Error::Closed`].
     #[doc(alias = "fi_mr_reg")]

@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use fabric_core::buf::{IoBuf, IoBufMut};
 use fabric_core::completion::{CompletionLevel, OpKind};
-use fabric_core::flags::Caps;
+use fabric_core::flags::{Access, Caps, MrMode};
 use fabric_core::info::Info;
 use fabric_core::matching::RecvSpec;
+use fabric_core::mr::LocalUse;
 use fabric_core::transport::{EpId, FastPath, FastPathResult, RmaIov, TxOp};
 use fabric_core::tree::ObjectNode;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
@@ -28,10 +29,12 @@ pub struct EndpointInner {
     pub(crate) info: Info,
     /// The context value of the endpoint's events.
     pub(crate) context: u64,
-    /// The capabilities of the info, without `RECV` if the endpoint uses a shared receive context.
+    /// The capabilities of the info, without `RECV` if the endpoint uses a shared receive context,
+    /// and without [`BUFFER_DIRECTIONS`] if its domain requires registered buffers.
     pub(crate) caps: Caps,
     /// The capabilities for transmit operations: those of the info, without `TAGGED` and `ATOMIC`
-    /// if the peer of a connected endpoint is not known to support them.
+    /// if the peer of a connected endpoint is not known to support them, and without
+    /// [`BUFFER_DIRECTIONS`] if the domain requires registered buffers.
     pub(crate) tx_caps: Caps,
     /// Whether a successful operation posted to the transmit queue gets an entry only if the
     /// request has [`completion`](crate::Request::completion).
@@ -45,6 +48,14 @@ pub struct EndpointInner {
     /// Whether the endpoint uses a shared receive context.
     pub(crate) shares_receives: bool,
 }
+
+/// The directions that an endpoint lacks at first if its domain requires registered buffers
+/// (`FI_MR_LOCAL`). So the checks of other endpoints have no further step: an operation that fails
+/// them is checked again, with these directions and its buffer.
+pub(crate) const BUFFER_DIRECTIONS: Caps = Caps::SEND
+    .union(Caps::RECV)
+    .union(Caps::READ)
+    .union(Caps::WRITE);
 
 impl EndpointInner {
     /// Returns whether operations may be executed without the domain's lock.
@@ -111,10 +122,118 @@ impl EndpointInner {
         )
     }
 
+    /// Checks an operation on a peer whose bytes are copied, or that has none, as
+    /// [`check_tx_op`](Self::check_tx_op).
+    #[inline]
+    pub(crate) fn check_copied_tx(&self, tx_op: &TxOp) -> Result<()> {
+        let (has_data, is_tagged) = (tx_op.data.is_some(), tx_op.tag.is_some());
+        self.check_without_buffer(tx_op.kind, tx_op.fence, has_data, is_tagged)
+    }
+
+    /// Checks an operation on a peer by its properties, as
+    /// [`check_copied_tx`](Self::check_copied_tx).
+    #[inline]
+    pub(crate) fn check_without_buffer(
+        &self,
+        kind: OpKind,
+        fence: bool,
+        has_data: bool,
+        is_tagged: bool,
+    ) -> Result<()> {
+        let checked = self.check_tx(kind, fence, has_data, is_tagged);
+        checked.or_else(|error| self.recheck_tx(error, kind, fence, has_data, is_tagged))
+    }
+
+    /// Checks an operation on a peer with a buffer, as [`check_tx`](Self::check_tx), and the number
+    /// of its parts. For a buffer type whose count is the constant 1, the compiler removes the
+    /// check of the number.
+    #[inline]
+    pub(crate) fn check_tx_with(
+        &self,
+        kind: OpKind,
+        fence: bool,
+        has_data: bool,
+        is_tagged: bool,
+        buf: &impl IoBuf,
+    ) -> Result<()> {
+        if let Err(error) = self.check_tx(kind, fence, has_data, is_tagged) {
+            self.recheck_tx(error, kind, fence, has_data, is_tagged)?;
+            self.check_tx_registration(kind, buf)?;
+        }
+        self.check_tx_iov(buf)
+    }
+
+    /// Checks an operation on a peer that `error` refuses again, if that may be because the domain
+    /// requires registered buffers.
+    #[cold]
+    fn recheck_tx(
+        &self,
+        error: Error,
+        kind: OpKind,
+        fence: bool,
+        has_data: bool,
+        is_tagged: bool,
+    ) -> Result<()> {
+        if !self.needs_registered_buffers() {
+            return Err(error);
+        }
+        let caps = self.tx_caps | (self.info.caps & BUFFER_DIRECTIONS);
+        self.check_tx_caps(caps, kind, fence, has_data, is_tagged)
+    }
+
+    /// Checks that the buffer of an operation on a peer is registered, unless it is empty.
+    #[cold]
+    fn check_tx_registration(&self, kind: OpKind, buf: &impl IoBuf) -> Result<()> {
+        let access = match kind {
+            OpKind::Send => Access::SEND,
+            OpKind::Read => Access::READ,
+            _ => Access::WRITE,
+        };
+        if access != Access::READ && buf.payload().is_empty() {
+            return Ok(());
+        }
+        self.check_registration(buf, access)
+    }
+
+    /// Checks that a buffer is registered in the domain for this access.
+    #[cold]
+    fn check_registration(&self, buf: &impl IoBuf, access: Access) -> Result<()> {
+        let domain = &self.domain.node;
+        if buf.is_registered(&LocalUse { domain, access }) {
+            return Ok(());
+        }
+        Err(Error::Invalid {
+            what: "buffer",
+            why: format!(
+                "the domain requires buffers that are registered for {access:?} (FI_MR_LOCAL); use \
+                 Domain::register_local"
+            ),
+        })
+    }
+
+    /// Returns whether the domain requires registered buffers (`FI_MR_LOCAL`).
+    fn needs_registered_buffers(&self) -> bool {
+        let mr_mode = self.domain.info.domain.mr_mode;
+        mr_mode.contains(MrMode::LOCAL)
+    }
+
     /// Checks an operation on a peer by its properties.
     #[inline]
     pub(crate) fn check_tx(
         &self,
+        kind: OpKind,
+        fence: bool,
+        has_data: bool,
+        is_tagged: bool,
+    ) -> Result<()> {
+        self.check_tx_caps(self.tx_caps, kind, fence, has_data, is_tagged)
+    }
+
+    /// Checks an operation on a peer against these capabilities for transmit operations.
+    #[inline(always)] // as a part of `check_tx`
+    fn check_tx_caps(
+        &self,
+        tx_caps: Caps,
         kind: OpKind,
         fence: bool,
         has_data: bool,
@@ -132,8 +251,8 @@ impl EndpointInner {
             ));
         }
         match kind {
-            OpKind::Send => self.check_caps(self.tx_caps, is_tagged, Caps::SEND),
-            kind => self.check_one_sided(kind),
+            OpKind::Send => self.check_caps(tx_caps, is_tagged, Caps::SEND),
+            kind => self.check_one_sided(tx_caps, kind),
         }
     }
 
@@ -144,21 +263,55 @@ impl EndpointInner {
         check_iov_count(buf.count(), self.info.tx.iov_limit)
     }
 
+    /// Checks a receive with its buffer, as [`check_recv`](Self::check_recv), and the number of the
+    /// buffer's parts.
+    #[inline]
+    pub(crate) fn check_recv_into(&self, spec: &RecvSpec, buf: &impl IoBufMut) -> Result<()> {
+        if let Err(error) = self.check_recv(spec) {
+            self.recheck_recv(error, spec)?;
+            self.check_registration(buf, Access::RECV)?;
+        }
+        self.check_rx_iov(buf)
+    }
+
+    /// Checks a probe or claim, as [`check_recv`](Self::check_recv) checks a receive.
+    pub(crate) fn check_probe(&self, spec: &RecvSpec) -> Result<()> {
+        let checked = self.check_recv(spec);
+        checked.or_else(|error| self.recheck_recv(error, spec))
+    }
+
+    /// Checks the buffer of a receive of a claimed message.
+    pub(crate) fn check_claimed_recv(&self, buf: &impl IoBufMut) -> Result<()> {
+        if self.needs_registered_buffers() {
+            self.check_registration(buf, Access::RECV)?;
+        }
+        self.check_rx_iov(buf)
+    }
+
+    /// Checks a receive that `error` refuses again, as [`recheck_tx`](Self::recheck_tx).
+    #[cold]
+    fn recheck_recv(&self, error: Error, spec: &RecvSpec) -> Result<()> {
+        if !self.needs_registered_buffers() || self.shares_receives {
+            return Err(error);
+        }
+        let caps = self.caps | (self.info.caps & BUFFER_DIRECTIONS);
+        self.check_recv_caps(caps, spec)
+    }
+
     /// Checks the number of buffers of a receive.
     #[inline]
-    pub(crate) fn check_rx_iov(&self, buf: &impl IoBufMut) -> Result<()> {
+    fn check_rx_iov(&self, buf: &impl IoBufMut) -> Result<()> {
         check_iov_count(buf.count(), self.info.rx.iov_limit)
     }
 
     /// Checks the capabilities for a write, read or atomic operation.
-    fn check_one_sided(&self, kind: OpKind) -> Result<()> {
+    fn check_one_sided(&self, caps: Caps, kind: OpKind) -> Result<()> {
         let (class, direction) = match kind {
             OpKind::Read => (Caps::RMA, Caps::READ),
             OpKind::Write => (Caps::RMA, Caps::WRITE),
             OpKind::FetchAtomic => (Caps::ATOMIC, Caps::READ),
             _ => (Caps::ATOMIC, Caps::WRITE),
         };
-        let caps = self.tx_caps;
         if !caps.contains(class) {
             return Err(Error::NotSupported(if class == Caps::RMA {
                 match self.domain.scheme() {
@@ -193,19 +346,30 @@ impl EndpointInner {
 
     /// Checks a receive, probe or claim against the endpoint's state and capabilities.
     #[inline]
-    pub(crate) fn check_recv(&self, spec: &RecvSpec) -> Result<()> {
+    fn check_recv(&self, spec: &RecvSpec) -> Result<()> {
+        self.check_recv_caps(self.caps, spec)
+    }
+
+    /// Checks a receive, probe or claim against these capabilities.
+    #[inline(always)] // as a part of `check_recv`
+    fn check_recv_caps(&self, caps: Caps, spec: &RecvSpec) -> Result<()> {
         self.node.check_open()?;
-        if spec.from.is_some() && !self.caps.contains(Caps::DIRECTED_RECV) {
+        if spec.from.is_some() && !caps.contains(Caps::DIRECTED_RECV) {
             return Err(Error::NotSupported(
                 "directed receives (the endpoint has no FI_DIRECTED_RECV)",
             ));
         }
-        self.check_caps(self.caps, spec.tag.is_some(), Caps::RECV)
+        self.check_caps(caps, spec.tag.is_some(), Caps::RECV)
     }
 
     /// Checks a multi-receive, as [`check_recv`](Self::check_recv).
     pub(crate) fn check_multi_recv(&self, spec: &RecvSpec) -> Result<()> {
-        self.check_recv(spec)?;
+        self.check_probe(spec)?;
+        if self.needs_registered_buffers() {
+            return Err(Error::NotSupported(
+                "multi-receives in a domain that requires registered buffers (FI_MR_LOCAL)",
+            ));
+        }
         let (needed, missing) = match spec.tag {
             Some(_) => (
                 Caps::TAGGED_MULTI_RECV,

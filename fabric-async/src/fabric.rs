@@ -132,7 +132,7 @@ impl Fabric {
         info::check_domain((self.inner.transport.name(), &self.inner.attr.name), info)?;
         let wanted = Hints::from(info);
         let mut mismatches = Vec::new();
-        for offer in self.inner.transport.offers() {
+        for offer in self.inner.transport.offers(&wanted)? {
             match info::negotiate(&wanted, &offer) {
                 Ok(_) => return Ok(()),
                 Err(mismatch) => mismatches.push(mismatch),

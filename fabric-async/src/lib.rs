@@ -124,6 +124,7 @@ pub mod guide;
 pub mod info;
 mod io_driver;
 mod loan;
+mod local_mr;
 mod mr;
 mod multicast;
 mod op;

@@ -10,15 +10,17 @@ use fabric_core::buf::{FlatBuf, IoBufMut, restore_buffer};
 use fabric_core::completion::Failed;
 use fabric_core::flags::{Access, CounterBind, MrMode};
 use fabric_core::mr::{RegionMemory, check_range};
-use fabric_core::tree::{Class, ObjectNode};
+use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Error, Result};
 use fabric_reactor::{EngineTransport, ReservedEvent};
 
 use crate::async_mr::RegionSource;
-use crate::close::{CloseError, close_object};
+use crate::close::{CloseError, close_object, dependency_on};
 use crate::counter::{BoundCounter, Counter, CounterInner};
 use crate::domain::Domain;
 use crate::domain_inner::DomainInner;
+use crate::endpoint_inner::EndpointInner;
+use crate::op::AsEndpoint;
 use crate::thread_model::{Shared, ThreadModel};
 
 /// A memory region (`fid_mr`): memory with a key, which peers read, write and change atomically
@@ -65,6 +67,8 @@ pub(crate) struct MrRegistration {
     pub(crate) remote: RemoteRegion,
     /// The counters of remote accesses, each with the guard that keeps it open.
     counters: Vec<BoundCounter>,
+    /// Keeps the endpoint open that the region is bound to.
+    endpoint: Option<DependencyGuard>,
     /// Whether the key is valid.
     is_open: bool,
     /// The event of an asynchronous registration, which leaves the queue with the region.
@@ -96,16 +100,19 @@ impl MrRegistration {
         access: Access,
         key: Option<u64>,
     ) -> Result<Box<Self>> {
-        let (len, address) = (memory.len() as u64, memory.address());
-        // Whether peers address memory of this domain by virtual address.
-        let by_address = domain.info.domain.mr_mode.contains(MrMode::VIRT_ADDR);
-        let key = domain.engine.open_region(memory, access, key, by_address)?;
+        let mr_mode = domain.info.domain.mr_mode;
+        let transport = domain.fabric.inner.transport;
+        let (len, address) = (memory.len(), memory.address());
+        transport.check_memory(mr_mode, address, len)?;
+        let key = domain.engine.open_region(memory, access, key)?;
+        let by_address = mr_mode.contains(MrMode::VIRT_ADDR);
         let base = if by_address { address } else { 0 };
         let registration = Box::new(Self {
             node,
             domain: domain.clone(),
-            remote: RemoteRegion::new(key, len, access).with_base(base),
+            remote: RemoteRegion::new(key, len as u64, access).with_base(base),
             counters: Vec::new(),
+            endpoint: None,
             is_open: true,
             event: None,
         });
@@ -123,6 +130,50 @@ impl MrRegistration {
         let bound = counter.bind_to_region(&self.domain, self.remote.key, what)?;
         self.counters.push(bound);
         Ok(())
+    }
+
+    /// Binds the endpoint through which peers access the region.
+    pub(crate) fn bind_endpoint(&mut self, ep: &EndpointInner) -> Result<()> {
+        self.node.check_open()?;
+        let guard = dependency_on(&ep.node, &self.domain.node, Class::MemoryRegion)?;
+        let (engine, key) = (&self.domain.engine, self.remote.key);
+        engine.bind_region_endpoint(key, ep.node.id())?;
+        self.endpoint = Some(guard);
+        Ok(())
+    }
+
+    /// Lets peers access a region to which everything is bound.
+    pub(crate) fn enable(&mut self) -> Result<()> {
+        self.node.check_open()?;
+        self.domain.engine.enable_region(self.remote.key)
+    }
+
+    /// Tells the provider that pages are behind a range of the region's bytes.
+    pub(crate) fn refresh(
+        &self,
+        memory: &dyn RegionMemory,
+        range: impl RangeBounds<usize>,
+    ) -> Result<()> {
+        self.node.check_open()?;
+        let start = match range.start_bound() {
+            Bound::Included(start) => *start,
+            Bound::Excluded(previous) => previous.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(last) => last.saturating_add(1),
+            Bound::Excluded(end) => *end,
+            Bound::Unbounded => memory.len(),
+        };
+        let len = end.saturating_sub(start);
+        check_range(memory.len(), start as u64, len, 1)?;
+        if self.domain.info.domain.mr_mode.contains(MrMode::MMU_NOTIFY) {
+            let address = memory.address() + start as u64;
+            let transport = self.domain.fabric.inner.transport;
+            transport.check_memory(MrMode::ALLOCATED, address, len)?;
+        }
+        let (engine, key) = (&self.domain.engine, self.remote.key);
+        engine.refresh_region(key, start, len)
     }
 
     /// Invalidates the key. Returns false if it was invalid before.
@@ -440,7 +491,8 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// # Errors
     /// [`Error::BadFlags`] for no kind, or any other kind; [`Error::NotSupported`] when the domain
     /// was opened without [`Caps::RMA_EVENT`](crate::Caps::RMA_EVENT); [`Error::Invalid`] when a
-    /// counter is bound for the kind already; [`Error::WrongParent`]; [`Error::Closed`].
+    /// counter is bound for the kind already, or the region is [enabled](Self::enable);
+    /// [`Error::WrongParent`]; [`Error::Closed`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -458,6 +510,86 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     #[doc(alias = "fi_mr_bind")]
     pub fn bind_counter(&mut self, counter: &Counter<M>, what: CounterBind) -> Result<()> {
         self.registration.bind_counter(&counter.inner, what)
+    }
+
+    /// Binds the region to an endpoint (`fi_mr_bind`), in a domain that requires
+    /// [`MrMode::ENDPOINT`](crate::info::MrMode::ENDPOINT). Peers access the region only through
+    /// this endpoint, after the region was [enabled](Self::enable). Before that, and through
+    /// another endpoint, they get [`Error::Key`]. The endpoint cannot be closed before the region.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::info::MrMode;
+    /// use fabric_async::{Access, Fabric, Hints, discover};
+    /// let hints = Hints::new().provider("sim").domain_name("sim+ENDPOINT");
+    /// let info = discover(&hints.mr_mode(MrMode::ENDPOINT))?.swap_remove(0);
+    /// let domain = Fabric::open(&info)?.domain(&info)?;
+    /// let av = domain.address_vector()?;
+    /// let ep = domain.endpoint(&info)?.bind_av(&av)?.enable()?;
+    /// let mut region = domain.alloc(4096, Access::REMOTE_READ)?;
+    /// if info.domain.mr_mode.contains(MrMode::ENDPOINT) {
+    ///     region.bind_endpoint(&ep)?;
+    ///     region.enable()?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] in a domain that does not require the bit; [`Error::Invalid`] when
+    /// an endpoint is bound already, or the region is enabled; [`Error::WrongParent`] for an
+    /// endpoint of another domain; [`Error::Closed`].
+    #[doc(alias = "fi_mr_bind")]
+    #[doc(alias = "FI_MR_ENDPOINT")]
+    pub fn bind_endpoint(&mut self, ep: &impl AsEndpoint<M>) -> Result<()> {
+        self.registration.bind_endpoint(ep.inner())
+    }
+
+    /// Enables the region (`fi_mr_enable`): peers can access it, and no endpoint or counter can be
+    /// bound to it any more.
+    ///
+    /// Required in a domain that requires [`MrMode::ENDPOINT`](crate::info::MrMode::ENDPOINT), and
+    /// after a counter was bound in one that requires
+    /// [`MrMode::RMA_EVENT`](crate::info::MrMode::RMA_EVENT): until then peers that use the key get
+    /// [`Error::Key`]. Other regions are accessible from their registration on.
+    ///
+    /// # Errors
+    /// [`Error::Unbound`] when the region needs an endpoint and has none; [`Error::Closed`].
+    #[doc(alias = "fi_mr_enable")]
+    #[doc(alias = "FI_MR_RMA_EVENT")]
+    pub fn enable(&mut self) -> Result<()> {
+        self.registration.enable()
+    }
+
+    /// Tells the provider that pages are behind these bytes of the region, or other pages than
+    /// before (`fi_mr_refresh`).
+    ///
+    /// Required in a domain that requires
+    /// [`MrMode::MMU_NOTIFY`](crate::info::MrMode::MMU_NOTIFY), before peers access the bytes:
+    /// until then, and after the memory has got another address, their operations fail with
+    /// [`Error::Key`]. Over `sim` pages have 4 KiB and count from the start of the region. In other
+    /// domains the call has no effect: the accesses are those of a process, which see every change
+    /// of the page tables.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::info::MrMode;
+    /// use fabric_async::{Access, Fabric, Hints, discover};
+    /// let hints = Hints::new().provider("sim").domain_name("sim+MMU_NOTIFY");
+    /// let info = discover(&hints.mr_mode(MrMode::MMU_NOTIFY))?.swap_remove(0);
+    /// let domain = Fabric::open(&info)?.domain(&info)?;
+    /// let mut region = domain.alloc(1 << 20, Access::REMOTE_READ)?;
+    /// region.write(0, b"a header")?;
+    /// region.refresh(..8)?;                      // peers read the first page, and no other
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] when the range leaves the region; [`Error::Invalid`] in a domain that
+    /// requires the bit, when no pages are behind the bytes; [`Error::Closed`].
+    #[doc(alias = "fi_mr_refresh")]
+    #[doc(alias = "FI_MR_MMU_NOTIFY")]
+    pub fn refresh(&mut self, range: impl RangeBounds<usize>) -> Result<()> {
+        self.registration.refresh(&*self.memory, range)
     }
 
     /// Copies bytes out of the region. Eight bytes at a multiple of eight are read as one word. In

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, RangeBounds};
 use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, FlatBuf, IoBufMut, restore_buffer};
@@ -18,6 +18,7 @@ use crate::counter::Counter;
 use crate::domain::Domain;
 use crate::domain_inner::DomainInner;
 use crate::mr::{MrRegistration, RemoteRegion};
+use crate::op::AsEndpoint;
 use crate::thread_model::{Shared, ThreadModel};
 
 /// A registered application buffer (`fi_mr_reg`): peers read, write and change it atomically in
@@ -183,10 +184,42 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
     /// # Errors
     /// [`Error::BadFlags`] for no kind, or any other kind; [`Error::NotSupported`] when the domain
     /// was opened without [`Caps::RMA_EVENT`](crate::Caps::RMA_EVENT); [`Error::Invalid`] when a
-    /// counter is bound for the kind already; [`Error::WrongParent`]; [`Error::Closed`].
+    /// counter is bound for the kind already, or the registration is [enabled](Self::enable);
+    /// [`Error::WrongParent`]; [`Error::Closed`].
     #[doc(alias = "fi_mr_bind")]
     pub fn bind_counter(&mut self, counter: &Counter<M>, what: CounterBind) -> Result<()> {
         self.registration.bind_counter(&counter.inner, what)
+    }
+
+    /// Binds the registration to an endpoint, as
+    /// [`MemoryRegion::bind_endpoint`](crate::MemoryRegion::bind_endpoint).
+    ///
+    /// # Errors
+    /// As [`MemoryRegion::bind_endpoint`](crate::MemoryRegion::bind_endpoint).
+    #[doc(alias = "fi_mr_bind")]
+    #[doc(alias = "FI_MR_ENDPOINT")]
+    pub fn bind_endpoint(&mut self, ep: &impl AsEndpoint<M>) -> Result<()> {
+        self.registration.bind_endpoint(ep.inner())
+    }
+
+    /// Tells the provider that pages are behind these bytes, as
+    /// [`MemoryRegion::refresh`](crate::MemoryRegion::refresh).
+    ///
+    /// # Errors
+    /// As [`MemoryRegion::refresh`](crate::MemoryRegion::refresh).
+    #[doc(alias = "fi_mr_refresh")]
+    #[doc(alias = "FI_MR_MMU_NOTIFY")]
+    pub fn refresh(&mut self, range: impl RangeBounds<usize>) -> Result<()> {
+        self.registration.refresh(&*self.memory, range)
+    }
+
+    /// Enables the registration, as [`MemoryRegion::enable`](crate::MemoryRegion::enable).
+    ///
+    /// # Errors
+    /// As [`MemoryRegion::enable`](crate::MemoryRegion::enable).
+    #[doc(alias = "fi_mr_enable")]
+    pub fn enable(&mut self) -> Result<()> {
+        self.registration.enable()
     }
 
     /// Closes the registration (`fi_close`), as a drop does: the key is free again, peers that use

@@ -358,11 +358,12 @@ pub enum Error {
     /// `FI_EOPBADSTATE` for a shared receive context.
     #[error("{}", text::describe_unbound(*.0))]
     Unbound(Class),
-    /// A memory key that is in use, unknown or revoked, or whose region does not grant the access.
-    /// `FI_ENOKEY`.
+    /// A memory key that is in use, unknown or revoked, whose region does not grant the access, or
+    /// that was requested from a provider that selects the keys (`FI_MR_PROV_KEY`). `FI_ENOKEY`.
     ///
-    /// A key is unknown after its owner has closed the region or was restarted: request a new
-    /// `RemoteRegion` from the owner. A key is unknown too at an owner whose endpoint has neither
+    /// A key is unknown before its region is enabled (`FI_MR_ENDPOINT`, `FI_MR_RMA_EVENT`), and
+    /// after its owner has closed the region or was restarted: request a new `RemoteRegion` from
+    /// the owner. A key is unknown too at an owner whose endpoint has neither
     /// `FI_RMA` nor `FI_ATOMIC`.
     #[error("memory key {key:#x} {why}{}", text::key_remedy(why))]
     Key {

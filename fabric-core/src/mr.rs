@@ -6,12 +6,14 @@
 
 mod access_error;
 mod iov;
+mod local;
+mod pages;
 mod registered;
+mod table;
 
 use std::any::Any;
-use std::collections::HashMap;
 use std::fmt::Debug;
-use std::hash::{BuildHasher, RandomState};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,7 +24,11 @@ use crate::flags::Access;
 
 pub use access_error::AccessError;
 pub use iov::RmaIov;
+pub use local::{LocalBuffer, LocalUse};
+pub(crate) use local::{LocalRegistration, registration_of};
+pub use pages::RefreshedPages;
 pub use registered::RegisteredMemory;
+pub use table::RegionTable;
 
 /// The memory of a region, as its owner's process holds it. Peers write it at the same time, so
 /// bytes are copied in and out, never borrowed.
@@ -109,13 +115,17 @@ pub trait RegionMemory: Any + Debug + Send + Sync {
 pub struct Region {
     /// The memory.
     pub memory: Arc<dyn RegionMemory>,
-    /// The granted access rights.
+    /// The access rights of peers: none before a region is enabled that has to be.
     pub access: Access,
     /// The offset of the first byte in peers' addressing: 0, or its virtual address
     /// (`FI_MR_VIRT_ADDR`).
     pub base: u64,
     /// Whether the owner is notified of every operation of peers on the region (`FI_RMA_EVENT`).
     pub rma_events: bool,
+    /// The id of the only endpoint through which peers access the region (`FI_MR_ENDPOINT`).
+    pub endpoint: Option<NonZeroU64>,
+    /// The pages that peers can access, if the owner tells them (`FI_MR_MMU_NOTIFY`).
+    pub pages: Option<Arc<RefreshedPages>>,
 }
 
 impl Region {
@@ -224,118 +234,6 @@ fn not_granted_error(key: u64, missing: Access) -> Error {
         "does not grant REMOTE_WRITE"
     };
     Error::Key { key, why }
-}
-
-/// A table of regions by key.
-#[derive(Debug, Default)]
-pub struct RegionTable {
-    regions: HashMap<u64, Region>,
-    key_generator: KeyGenerator,
-}
-
-/// Generates keys: keyed hashes of a counter. A peer that knows some keys cannot compute another
-/// one, and a key of another run of the program is unknown.
-#[derive(Debug, Default)]
-struct KeyGenerator {
-    /// The random keys of SipHash.
-    hasher: RandomState,
-    generated: u64,
-}
-
-impl KeyGenerator {
-    fn next_key(&mut self) -> u64 {
-        self.generated += 1;
-        self.hasher.hash_one(self.generated)
-    }
-}
-
-impl RegionTable {
-    /// Creates an empty table.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Inserts a region under the requested key, or under a generated one, and returns the key.
-    /// With `virt_addr`, peers address the bytes by their virtual addresses in this process
-    /// (`FI_MR_VIRT_ADDR`), else by offsets.
-    ///
-    /// # Errors
-    /// [`Error::Key`] when the requested key is in use; [`Error::BadFlags`] when no right is
-    /// granted.
-    pub fn insert(
-        &mut self,
-        memory: Arc<dyn RegionMemory>,
-        access: Access,
-        key: Option<u64>,
-        virt_addr: bool,
-    ) -> Result<u64> {
-        if access.is_empty() {
-            return Err(Error::BadFlags {
-                what: "memory region",
-                flags: "no right is granted; grant REMOTE_READ, REMOTE_WRITE or both".into(),
-            });
-        }
-        let key = match key {
-            Some(key) if self.regions.contains_key(&key) => {
-                return Err(Error::Key {
-                    key,
-                    why: "is in use",
-                });
-            }
-            Some(key) => key,
-            None => loop {
-                let key = self.key_generator.next_key();
-                if !self.regions.contains_key(&key) {
-                    break key;
-                }
-            },
-        };
-        let base = if virt_addr { memory.address() } else { 0 };
-        self.regions.insert(
-            key,
-            Region {
-                memory,
-                access,
-                base,
-                rma_events: false,
-            },
-        );
-        Ok(key)
-    }
-
-    /// Returns the number of regions.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.regions.len()
-    }
-
-    /// Returns whether the table is empty.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.regions.is_empty()
-    }
-
-    /// Returns the region of a key, if there is one.
-    #[must_use]
-    pub fn get(&self, key: u64) -> Option<&Region> {
-        self.regions.get(&key)
-    }
-
-    /// Notifies the owner of every operation of peers on this region from now on. Returns the
-    /// region; `None` when no region has the key.
-    pub fn enable_rma_events(&mut self, key: u64) -> Option<&Region> {
-        let region = self.regions.get_mut(&key)?;
-        region.rma_events = true;
-        Some(region)
-    }
-
-    /// Removes, closes and returns a region; `None` when no region has the key.
-    pub fn remove(&mut self, key: u64) -> Option<Region> {
-        let region = self.regions.remove(&key)?;
-        region.memory.close();
-        Some(region)
-    }
 }
 
 /// Executes an atomic operation on an array of values from byte `at` on. `operands` holds the
@@ -472,82 +370,7 @@ impl RegionMemory for LocalMemory {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use super::*;
-
-    #[test]
-    fn keys_are_unique_and_reusable_after_removal() {
-        let mut table = RegionTable::new();
-        let memory = || Arc::new(LocalMemory::new(100).unwrap());
-        let key = table
-            .insert(memory(), Access::REMOTE_READ, Some(7), false)
-            .unwrap();
-        assert_eq!(key, 7);
-        let taken = table
-            .insert(memory(), Access::READ, Some(7), false)
-            .unwrap_err();
-        assert_eq!(
-            taken,
-            Error::Key {
-                key: 7,
-                why: "is in use"
-            }
-        );
-        assert!(
-            table
-                .insert(memory(), Access::empty(), None, false)
-                .is_err()
-        );
-        for _ in 0..10 {
-            assert_ne!(
-                table.insert(memory(), Access::READ, None, false).unwrap(),
-                7
-            );
-        }
-        assert_eq!(table.get(7).map(|region| region.memory.len()), Some(100));
-        assert!(table.remove(7).is_some() && table.get(7).is_none() && table.remove(7).is_none());
-        assert!(table.insert(memory(), Access::READ, Some(7), false).is_ok());
-    }
-
-    /// Generated keys are unique and are not reused after their regions were closed. The difference
-    /// of two keys does not tell the next one, every bit of a key varies, and two tables generate
-    /// different keys.
-    #[test]
-    fn generated_keys_are_unpredictable() {
-        const COUNT: usize = if cfg!(miri) { 200 } else { 10_000 };
-        let memory: Arc<dyn RegionMemory> = Arc::new(LocalMemory::new(100).unwrap());
-        let generate = |table: &mut RegionTable| {
-            let key = table.insert(memory.clone(), Access::READ, None, false);
-            key.unwrap()
-        };
-        let (mut table, mut other) = (RegionTable::new(), RegionTable::new());
-        let keys: Vec<u64> = (0..COUNT)
-            .map(|index| {
-                let key = generate(&mut table);
-                if index % 2 == 0 {
-                    table.remove(key).unwrap();
-                }
-                key
-            })
-            .collect();
-        assert_eq!(table.len(), COUNT / 2);
-        let distinct: HashSet<u64> = keys.iter().copied().collect();
-        assert_eq!(distinct.len(), COUNT);
-        let differences: HashSet<u64> = keys
-            .windows(2)
-            .map(|pair| pair[1].wrapping_sub(pair[0]))
-            .collect();
-        assert_eq!(differences.len(), COUNT - 1);
-        for bit in 0..u64::BITS {
-            let ones = keys.iter().filter(|key| *key >> bit & 1 == 1).count();
-            assert!(
-                (COUNT / 4..3 * COUNT / 4).contains(&ones),
-                "bit {bit}: {ones}"
-            );
-        }
-        assert!((0..COUNT).all(|_| !distinct.contains(&generate(&mut other))));
-    }
 
     #[test]
     fn access_rights_and_ranges_are_checked() {

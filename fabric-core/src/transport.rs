@@ -17,8 +17,8 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::flags::Access;
-use crate::info::Info;
+use crate::flags::{Access, MrMode};
+use crate::info::{Hints, Info};
 use crate::mr::RegionMemory;
 
 mod config;
@@ -60,8 +60,11 @@ pub trait Transport: Send + Sync + 'static {
 
     /// Returns the offers of the transport, best first. The engine checks against the offers all
     /// hints, and every info that a domain or an endpoint is opened from: no call requests more
-    /// than one of the offers has.
-    fn offers(&self) -> Vec<Info>;
+    /// than one of the offers has. A name in `hints` may have options of the offer.
+    ///
+    /// # Errors
+    /// Options that the transport refuses.
+    fn offers(&self, hints: &Hints) -> Result<Vec<Info>>;
 
     /// Allocates `len` zeroed bytes that peers of a domain can access with these rights once the
     /// memory is registered in that domain.
@@ -73,6 +76,16 @@ pub trait Transport: Send + Sync + 'static {
         Err(Error::NotSupported(
             "memory regions over udp (FI_RMA); use shm or tcp",
         ))
+    }
+
+    /// Checks `len` bytes at an address, which are to be registered in a domain that requires these
+    /// bits.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when a bit demands more of the memory.
+    fn check_memory(&self, mr_mode: MrMode, address: u64, len: usize) -> Result<()> {
+        let _ = (mr_mode, address, len);
+        Ok(())
     }
 }
 

@@ -47,7 +47,7 @@ impl<M: ThreadModel> Endpoint<M> {
         messages: impl IntoIterator<Item = &'b [u8]>,
     ) -> (usize, Result<()>) {
         let mut tx_op = TxOp::new(OpKind::Send, peer);
-        if let Err(error) = self.inner.check_tx_op(&tx_op) {
+        if let Err(error) = self.inner.check_copied_tx(&tx_op) {
             return (0, Err(error));
         }
         let mut messages = messages.into_iter();

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use fabric_core::completion::CompletionLevel;
-use fabric_core::flags::{Caps, CounterBind, CqBind, OpFlags};
+use fabric_core::flags::{Caps, CounterBind, CqBind, MrMode, OpFlags};
 use fabric_core::info::{EpType, Info, SHARED_CONTEXT};
 use fabric_core::transport::EpId;
 use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
@@ -18,7 +18,7 @@ use crate::close::{dependency_on, is_child_of};
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
 use crate::domain::Domain;
-use crate::endpoint_inner::EndpointInner;
+use crate::endpoint_inner::{BUFFER_DIRECTIONS, EndpointInner};
 use crate::eq::{EventQueue, EventQueueInner};
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -338,20 +338,25 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         id: EpId,
         name: Option<Address>,
         av: Arc<AvInner>,
-        tx_caps: Caps,
+        mut tx_caps: Caps,
     ) -> Result<Endpoint<M>> {
         let domain = self.domain.inner.clone();
-        let fast_path = domain.engine.fast_path(id);
+        let mut caps = self.info.caps;
+        if self.shared_rx.is_some() {
+            caps -= Caps::RECV;
+        }
+        let mut fast_path = domain.engine.fast_path(id);
+        if domain.info.domain.mr_mode.contains(MrMode::LOCAL) {
+            caps -= BUFFER_DIRECTIONS;
+            tx_caps -= BUFFER_DIRECTIONS;
+            fast_path = None;
+        }
         let inner = Arc::new(EndpointInner {
             node,
             id,
             domain: domain.state().clone(),
             name,
-            caps: if self.shared_rx.is_some() {
-                self.info.caps - Caps::RECV
-            } else {
-                self.info.caps
-            },
+            caps,
             tx_caps,
             selective_tx: self.selective.contains(CqBind::TRANSMIT)
                 && !self.info.tx.op_flags.contains(OpFlags::COMPLETION),

@@ -150,7 +150,7 @@ impl<M: ThreadModel> Endpoint<M> {
             atomic: None,
         };
         self.inner
-            .check_tx_op(&TxOp::one_sided(kind, peer, remote))?;
+            .check_copied_tx(&TxOp::one_sided(kind, peer, remote))?;
         // An access of length 0 makes the transport map the region. If the region was closed and
         // its key reused meanwhile, a second access is needed.
         let engine = &self.inner.domain.engine;

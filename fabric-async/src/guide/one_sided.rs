@@ -49,6 +49,23 @@
 //! account for that, and a [`RemoteAddr`] can be built from an address and a key. Offsets of
 //! windows and of the owner's calls always count from the start of the region.
 //!
+//! # Registration modes
+//!
+//! A provider may have requirements of registration, the bits of [`MrMode`] that remain in the
+//! info. `shm` and `tcp` require none, unless the hints ask for [`MrMode::BASIC`]. A program that
+//! agrees to bits, for providers to come, can be tested with a domain of `sim` that requires them:
+//! see [`discover`](crate::discover()).
+//!
+//! | bit | what the program does |
+//! |---|---|
+//! | [`LOCAL`](MrMode::LOCAL) | passes buffers of [`Domain::register_local`] to operations |
+//! | [`VIRT_ADDR`](MrMode::VIRT_ADDR) | adds [`RemoteRegion::base`] to offsets, as [`RemoteRegion::at`] does |
+//! | [`ALLOCATED`](MrMode::ALLOCATED) | registers memory that pages are behind |
+//! | [`PROV_KEY`](MrMode::PROV_KEY) | requests no key |
+//! | [`ENDPOINT`](MrMode::ENDPOINT) | binds a region to an endpoint, and enables it: [`MemoryRegion::bind_endpoint`], [`MemoryRegion::enable`] |
+//! | [`RMA_EVENT`](MrMode::RMA_EVENT) | enables a region after binding a counter |
+//! | [`MMU_NOTIFY`](MrMode::MMU_NOTIFY) | refreshes the pages of a region before peers access them: [`MemoryRegion::refresh`] |
+//!
 //! # Who executes an operation
 //!
 //! Over `shm` the initiator executes an operation on the mapped memory of an allocated region with

@@ -257,7 +257,7 @@ impl<'r, R: AtomicValues, A: AtomicMode<R>> AtomicPost<'r, R, A> {
             level: op.options.level.unwrap_or(CompletionLevel::Transmitted),
             ..TxOp::one_sided(kind, op.peer, remote)
         };
-        ep.check_tx_op(&tx_op)?;
+        ep.check_copied_tx(&tx_op)?;
         Ok(Self {
             ep,
             tx_op,

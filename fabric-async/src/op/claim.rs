@@ -57,7 +57,7 @@ impl<M: ThreadModel> Request<'_, ClaimOp, (), M> {
     /// # Errors
     /// Those of [`ClaimOp`].
     pub fn try_claim(&self) -> Result<Option<Claimed<M>>> {
-        self.ep.check_recv(&self.op.spec)?;
+        self.ep.check_probe(&self.op.spec)?;
         try_claim_message(self.ep, self.op.spec)
     }
 }
@@ -213,7 +213,7 @@ impl<B: IoBufMut, M: ThreadModel> BufferOp<B> for ClaimedRecvOp<M> {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        if let Err(error) = ep.check_rx_iov(&buf) {
+        if let Err(error) = ep.check_claimed_recv(&buf) {
             return Err(Failed::new(error, buf));
         }
         let id = self

@@ -289,13 +289,8 @@ impl<B: IoBuf> BatchOp<B> for WriteOp {
     #[inline(always)] // on the small-message path
     fn check(&self, ep: &EndpointInner, buf: &B) -> Result<()> {
         let len = buf.payload().len();
-        ep.check_tx(
-            OpKind::Write,
-            self.options.fence,
-            self.data.is_some(),
-            false,
-        )?;
-        ep.check_tx_iov(buf)?;
+        let (fence, has_data) = (self.options.fence, self.data.is_some());
+        ep.check_tx_with(OpKind::Write, fence, has_data, false, buf)?;
         self.check_ranges(ep, len)
     }
 
@@ -379,8 +374,7 @@ impl<B: IoBufMut> BufferOp<B> for ReadOp {
             ..TxOp::one_sided(OpKind::Read, self.peer, self.from.first_with_total_len(0))
         };
         let checked = ep
-            .check_tx_op(&tx_op)
-            .and_then(|()| ep.check_tx_iov(&buf))
+            .check_tx_with(OpKind::Read, tx_op.fence, false, false, &buf)
             .and_then(|()| self.from.check_range_count(ep));
         if let Err(error) = checked {
             return Err(Failed::new(error, buf));

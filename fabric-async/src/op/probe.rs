@@ -51,7 +51,7 @@ impl<'a, M: ThreadModel> Request<'a, ProbeOp, (), M> {
     /// # Errors
     /// As of a [probe](crate::Endpoint::probe).
     pub fn try_probe(&self) -> Result<Option<Transfer>> {
-        self.ep.check_recv(&self.op.spec)?;
+        self.ep.check_probe(&self.op.spec)?;
         self.ep.domain.engine.peek(self.ep.id, self.op.spec)
     }
 
@@ -109,7 +109,7 @@ impl<M: ThreadModel> Future for Probing<'_, M> {
         let key = match self.key {
             Some(key) => key,
             None => {
-                self.ep.check_recv(&self.spec)?;
+                self.ep.check_probe(&self.spec)?;
                 let key = self.ep.domain.engine.probe(self.ep.id, self.spec)?;
                 *self.key.insert(key)
             }

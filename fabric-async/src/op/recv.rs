@@ -91,8 +91,7 @@ impl<B: IoBufMut> BufferOp<B> for RecvOp {
 impl<B: IoBufMut> BatchOp<B> for RecvOp {
     #[inline]
     fn check(&self, ep: &EndpointInner, buf: &B) -> Result<()> {
-        ep.check_recv(&self.spec)?;
-        ep.check_rx_iov(buf)
+        ep.check_recv_into(&self.spec, buf)
     }
 
     #[inline]

@@ -414,12 +414,12 @@ impl<O: InjectOp, B: AsRef<[u8]>, M: ThreadModel> Request<'_, O, B, M> {
         self.op.check_injected(bytes.len())?;
         if let Some(peer) = self.op.plain_peer()
             && bytes.len() <= ep.info.tx.inject_size
-            && ep.try_send_plain(peer, bytes)?
+            && ep.try_send_plain(peer, bytes).unwrap_or(false)
         {
             return Ok(());
         }
         let tx_op = self.op.to_injected(bytes.len());
-        ep.check_tx_op(&tx_op)?;
+        ep.check_copied_tx(&tx_op)?;
         let payload = Payload::Contiguous(bytes);
         if bytes.len() <= ep.info.tx.inject_size
             && ep.try_fast_path(|fast_path| fast_path.try_send(&tx_op, payload))

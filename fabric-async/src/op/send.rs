@@ -186,8 +186,8 @@ impl<B: IoBuf> BatchOp<B> for SendOp {
         let Self {
             tag, data, options, ..
         } = self;
-        ep.check_tx(OpKind::Send, options.fence, data.is_some(), tag.is_some())?;
-        ep.check_tx_iov(buf)
+        let (has_data, is_tagged) = (data.is_some(), tag.is_some());
+        ep.check_tx_with(OpKind::Send, options.fence, has_data, is_tagged, buf)
     }
 
     #[inline]

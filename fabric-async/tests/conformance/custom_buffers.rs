@@ -1,13 +1,17 @@
 //! Custom buffers whose drop is observed, that block, or that break the contract of `CustomBuf`.
 #![allow(unsafe_code)] // implements `CustomBuf`
 
+use std::os::fd::OwnedFd;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fabric_async::buf::CustomBuf;
+use fabric_async::info::MrMode;
 use fabric_async::{Access, Error};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::endpoint_fixture::endpoint_pair;
 use crate::payload::{LONG_LEN, let_other_tasks_run, poll_once};
@@ -215,5 +219,144 @@ pub(crate) async fn registered_buffer_that_shrinks_is_closed_to_peers(setup: Set
         let other = b.domain.register(vec![7; 8], READ_WRITE, None).unwrap();
         let read = a.ep.read(to_b, other.remote().slice(..)).await;
         assert_eq!(read.unwrap()[..], [7; 8]);
+    }
+}
+
+/// A buffer that moves to its other half when it is accessed for writing after `is_second` has
+/// changed.
+#[derive(Debug)]
+struct MovingBuf {
+    halves: [Vec<u8>; 2],
+    half: usize,
+    is_second: Arc<AtomicUsize>,
+}
+
+// SAFETY: the vectors stay where they are, and the half changes only in `writable`.
+unsafe impl CustomBuf for MovingBuf {
+    fn bytes(&self) -> &[u8] {
+        &self.halves[self.half]
+    }
+
+    fn writable(&mut self) -> Option<&mut [u8]> {
+        self.half = self.is_second.load(Ordering::Relaxed);
+        Some(&mut self.halves[self.half])
+    }
+
+    fn set_filled(&mut self, _: usize) {}
+}
+
+/// With `FI_MR_MMU_NOTIFY`, memory that has moved is refreshed before peers access it again, and
+/// only memory with pages is refreshed.
+pub(crate) async fn fi_mr_mmu_notify_moved_memory_is_refreshed(setup: Setup) {
+    let a = setup.open_endpoint().await;
+    let b = setup.requiring(MrMode::MMU_NOTIFY).open_endpoint().await;
+    let _progress = b.spawn_progress();
+    let to_b = a.add_peer(&b).await;
+    let is_second = Arc::new(AtomicUsize::new(0));
+    let buf: Box<dyn CustomBuf> = Box::new(MovingBuf {
+        halves: [vec![1; 100], vec![2; 100]],
+        half: 0,
+        is_second: is_second.clone(),
+    });
+    let mut region = b.domain.register(buf, READ_WRITE, None).unwrap();
+    let remote = region.remote();
+    for half in [0, 1, 0] {
+        is_second.store(half, Ordering::Relaxed);
+        let refused = a.ep.read(to_b, remote.slice(..)).await.unwrap_err();
+        assert!(matches!(refused.error, Error::Key { .. }), "{refused}");
+        region.refresh(..).unwrap();
+        let read = a.ep.read(to_b, remote.slice(..)).await.unwrap();
+        assert_eq!(read[..], [half as u8 + 1; 100]);
+    }
+
+    let mapped = MappedFile::new();
+    let file = mapped.file.try_clone().unwrap();
+    let buf: Box<dyn CustomBuf> = Box::new(mapped);
+    let mut region = b.domain.register(buf, READ_WRITE, None).unwrap();
+    ftruncate(&file, page_size() as u64).unwrap();
+    region.refresh(..page_size()).unwrap();
+    let refused = region.refresh(..).unwrap_err();
+    assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+    let remote = region.remote();
+    a.ep.write(to_b, remote.at(0), vec![1; page_size()])
+        .await
+        .unwrap();
+    let refused = a.ep.read(to_b, remote.slice(..)).await.unwrap_err();
+    assert!(matches!(refused.error, Error::Key { .. }), "{refused}");
+}
+
+/// Two pages of a file that may be shorter.
+#[derive(Debug)]
+struct MappedFile {
+    file: OwnedFd,
+    bytes: &'static mut [u8],
+}
+
+impl MappedFile {
+    /// Maps two pages of an empty file.
+    fn new() -> Self {
+        let file = memfd_create("mapped-file", MemfdFlags::CLOEXEC).unwrap();
+        let (len, protection) = (2 * page_size(), ProtFlags::READ | ProtFlags::WRITE);
+        let any = std::ptr::null_mut();
+        // SAFETY: the mapping is new, and the drop removes it. Its pages are accessed only while
+        // the file has them.
+        let bytes = unsafe {
+            let start = mmap(any, len, protection, MapFlags::SHARED, &file, 0).unwrap();
+            std::slice::from_raw_parts_mut(start.cast(), len)
+        };
+        Self { file, bytes }
+    }
+}
+
+fn page_size() -> usize {
+    rustix::param::page_size()
+}
+
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        // SAFETY: `new` has made the mapping.
+        unsafe { munmap(self.bytes.as_mut_ptr().cast(), self.bytes.len()) }.unwrap();
+    }
+}
+
+// SAFETY: the mapping stays where it is until the drop, with its length.
+unsafe impl CustomBuf for MappedFile {
+    fn bytes(&self) -> &[u8] {
+        self.bytes
+    }
+
+    fn writable(&mut self) -> Option<&mut [u8]> {
+        Some(self.bytes)
+    }
+
+    fn set_filled(&mut self, _: usize) {}
+}
+
+/// With `FI_MR_ALLOCATED`, memory without pages is not registered, and the buffer comes back.
+pub(crate) async fn fi_mr_allocated_memory_is_backed_by_pages(setup: Setup) {
+    let owner = setup.requiring(MrMode::ALLOCATED).open_endpoint().await;
+    let mapped = MappedFile::new();
+    let set_pages = |file: &OwnedFd, count: usize| {
+        ftruncate(file, (count * page_size()) as u64).unwrap();
+    };
+    let file = mapped.file.try_clone().unwrap();
+    let mut buf: Box<dyn CustomBuf> = Box::new(mapped);
+    for pages in 0..2 {
+        set_pages(&file, pages);
+        let failed = owner.domain.register(buf, READ_WRITE, None).unwrap_err();
+        assert!(matches!(failed.error, Error::Invalid { .. }), "{failed}");
+        buf = failed.buf;
+    }
+    set_pages(&file, 2);
+    let region = owner.domain.register(buf, READ_WRITE, None).unwrap();
+    assert_eq!(region.remote().len, 2 * page_size() as u64);
+    drop(region);
+    // Buffers of Rust and memory of the domain are always backed.
+    for len in [0, 1, 1 << 20] {
+        owner
+            .domain
+            .register(vec![0u8; len], READ_WRITE, None)
+            .unwrap();
+        owner.domain.alloc(len, READ_WRITE).unwrap();
     }
 }

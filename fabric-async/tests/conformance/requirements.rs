@@ -25,6 +25,8 @@ pub(crate) struct Requirements {
     pub(crate) shared_memory: bool,
     /// Addresses are socket addresses.
     pub(crate) sockets: bool,
+    /// Domains can require the bits of `mr_mode` that their name has.
+    pub(crate) chosen_mr_mode: bool,
     /// The domain progresses automatically.
     pub(crate) auto_progress: bool,
     /// An event loop can drive the domain and block: manual progress, and not policy spin.
@@ -49,6 +51,7 @@ impl Requirements {
             shared_rx: false,
             shared_memory: false,
             sockets: false,
+            chosen_mr_mode: false,
             auto_progress: false,
             event_loop: false,
             other_threads: false,
@@ -137,6 +140,14 @@ impl Requirements {
     pub(crate) const fn sockets(self) -> Self {
         Self {
             sockets: true,
+            ..self
+        }
+    }
+
+    /// Requires domains that require bits of `mr_mode`.
+    pub(crate) const fn chosen_mr_mode(self) -> Self {
+        Self {
+            chosen_mr_mode: true,
             ..self
         }
     }

@@ -535,6 +535,20 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         posted_registrations_are_limited_to_the_entries: RMA.other_threads(),
         domain_registers_as_it_is_bound: RMA.other_threads(),
     }
+    mr_mode {
+        domain_requires_the_bits_of_its_name: ATOMIC.chosen_mr_mode(),
+        requested_key_is_refused_if_the_provider_selects_keys: RMA,
+        asynchronous_registrations_have_the_same_duties: RMA.chosen_mr_mode().other_threads(),
+        fi_mr_endpoint_region_is_enabled_for_its_endpoint: ATOMIC_RMA_EVENT.chosen_mr_mode(),
+        fi_mr_rma_event_region_is_enabled_after_its_counter: RMA_EVENT.chosen_mr_mode(),
+        enabled_region_accepts_no_further_bindings: RMA_EVENT,
+        fi_mr_mmu_notify_pages_are_refreshed_before_access: ATOMIC.chosen_mr_mode(),
+    }
+    local_mr {
+        fi_mr_local_refuses_unregistered_buffers: ATOMIC.chosen_mr_mode(),
+        fi_mr_local_accepts_registered_buffers: ATOMIC.chosen_mr_mode(),
+        registered_local_buffers_work_in_every_domain: MSG,
+    }
     regions {
         fi_mr_virt_addr_regions_are_addressed_by_virtual_address: ATOMIC,
         remote_accesses_are_counted_per_region: ATOMIC_RMA_EVENT,
@@ -544,6 +558,8 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     custom_buffers {
         drop_of_registered_buffer_drops_its_memory: RMA,
         registered_buffer_that_shrinks_is_closed_to_peers: ATOMIC,
+        fi_mr_allocated_memory_is_backed_by_pages: RMA.chosen_mr_mode(),
+        fi_mr_mmu_notify_moved_memory_is_refreshed: RMA.chosen_mr_mode(),
     }
     registered_buffers {
         every_length_is_written_and_read_in_place: RMA,

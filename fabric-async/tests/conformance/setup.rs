@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fabric_async::info::{SHARED_CONTEXT, Threading};
+use fabric_async::info::{MrMode, SHARED_CONTEXT, Threading};
 use fabric_async::{
     Caps, Domain, DomainBuilder, EpType, Error, Fabric, Hints, Info, Progress, SocketIo,
     SocketOptions, WaitPolicy, discover,
@@ -45,6 +45,8 @@ pub(crate) struct Setup {
     worker_threads: Option<usize>,
     /// Control progress in the hints, if it differs from `progress`.
     control_progress: Option<Progress>,
+    /// The bits of `mr_mode` that domains require.
+    mr_mode: MrMode,
 }
 
 /// Which threads use a domain: its thread model.
@@ -88,6 +90,12 @@ impl Drop for BackgroundRuntime {
     }
 }
 
+/// Returns the name of a domain of `sim` that requires these bits of `mr_mode`.
+pub(crate) fn domain_requiring(mr_mode: MrMode) -> String {
+    let names = mr_mode.iter_names().map(|(name, _)| format!("+{name}"));
+    format!("sim{}", names.collect::<String>())
+}
+
 impl Setup {
     /// Returns a setup with manual progress on a current-thread runtime.
     pub(crate) fn new(provider: &'static str) -> Self {
@@ -105,6 +113,7 @@ impl Setup {
             threads: Threads::Any,
             worker_threads: None,
             control_progress: None,
+            mr_mode: MrMode::empty(),
         }
     }
 
@@ -170,6 +179,11 @@ impl Setup {
             zero_copy: true,
             ..self
         }
+    }
+
+    /// Opens domains that require these bits of `mr_mode`, over a provider whose domains can.
+    pub(crate) fn requiring(self, mr_mode: MrMode) -> Self {
+        Self { mr_mode, ..self }
     }
 
     /// Adds this setup's socket options to those of the scenario.
@@ -247,6 +261,11 @@ impl Setup {
         if self.threads != Threads::Any {
             hints = hints.threading(Threading::Domain);
         }
+        if !self.mr_mode.is_empty() {
+            hints = hints
+                .domain_name(domain_requiring(self.mr_mode))
+                .mr_mode(self.mr_mode);
+        }
         hints.control_progress(self.control_progress.unwrap_or(self.progress))
     }
 
@@ -301,6 +320,7 @@ impl Setup {
         // addresses: the address format is FI_ADDR_STR with every provider.
         Ok(info.tx.rma_iov_limit >= needs.rma_iov_limit
             && (!needs.sockets || matches!(self.provider, "tcp" | "udp"))
+            && (!needs.chosen_mr_mode || self.can_choose_mr_mode())
             && (!needs.auto_progress || self.progress == Progress::Auto)
             && (!needs.event_loop || self.can_block_in_event_loop())
             && !(needs.other_threads && self.threads != Threads::Any)
@@ -359,6 +379,11 @@ impl Setup {
     /// is known at once.
     pub(crate) fn shares_memory(&self) -> bool {
         self.provider == "shm"
+    }
+
+    /// Returns whether domains can require any bits of `mr_mode`.
+    pub(crate) fn can_choose_mr_mode(&self) -> bool {
+        self.provider == "sim"
     }
 
     /// Returns whether the provider offers these capabilities.

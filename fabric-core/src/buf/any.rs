@@ -16,6 +16,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::{CopySource, Gather, InlineBuf, IoBuf, Loan, LoanedBuf, Payload, PooledBuf, Scatter};
 use crate::error::Result;
+use crate::mr::{LocalRegistration, LocalUse};
 
 /// A buffer type of the user: pinned, from an arena, on a device.
 ///
@@ -110,6 +111,22 @@ impl AnyBuf {
             Self::Scatter(parts) => parts.payload(),
             Self::Loaned(buf) => buf.payload(),
             buf => Payload::Contiguous(buf.bytes()),
+        }
+    }
+
+    /// Returns whether the memory is registered for this use ([`IoBuf::is_registered`]).
+    pub(crate) fn is_registered(&self, usage: &LocalUse<'_>) -> bool {
+        match self {
+            Self::None => true,
+            Self::Vec(buf) => buf.is_registered(usage),
+            Self::Boxed(buf) => buf.is_registered(usage),
+            Self::Pooled(buf) => buf.is_registered(usage),
+            Self::Loan(buf) => buf.is_registered(usage),
+            Self::Loaned(buf) => buf.is_registered(usage),
+            Self::Gather(parts) => parts.is_registered(usage),
+            Self::Scatter(parts) => parts.is_registered(usage),
+            Self::Custom(buf) => buf.is_registered(usage),
+            _ => false,
         }
     }
 
@@ -304,6 +321,22 @@ impl AnyBuf {
             }
         };
         Some(std::mem::take(pooled))
+    }
+}
+
+// SAFETY: the bytes are those of a buffer of this crate, which keeps their addresses while it is in
+// the registration's box, or of a custom buffer, with the same contract.
+unsafe impl CustomBuf for LocalRegistration {
+    fn bytes(&self) -> &[u8] {
+        Self::bytes(self)
+    }
+
+    fn writable(&mut self) -> Option<&mut [u8]> {
+        Some(self.registered_bytes())
+    }
+
+    fn set_filled(&mut self, len: usize) {
+        Self::set_filled(self, len);
     }
 }
 

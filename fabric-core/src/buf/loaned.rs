@@ -14,6 +14,7 @@ use std::sync::Arc;
 use super::{AnyBuf, CopySource, IoBuf, IoBufMut, LoanedPayload, Payload, PooledBuf};
 use super::{payload::copy_in_chunks, sealed};
 use crate::error::Result;
+use crate::mr::LocalUse;
 
 /// A received message. A loaned message is in its sender's memory, which is returned when the
 /// `LoanedBuf` is dropped; any other message is in a [`PooledBuf`].
@@ -260,6 +261,10 @@ impl IoBuf for LoanedBuf {
                 Payload::Loaned(LoanedPayload::new(memory, *len))
             }
         }
+    }
+
+    fn is_registered(&self, _: &LocalUse<'_>) -> bool {
+        true
     }
 
     fn into_any(self) -> AnyBuf {

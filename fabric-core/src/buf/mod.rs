@@ -28,7 +28,9 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
-mod sealed {
+use crate::mr::{LocalUse, registration_of};
+
+pub(crate) mod sealed {
     pub trait Sealed {}
 }
 
@@ -64,6 +66,12 @@ pub trait IoBuf: sealed::Sealed + Send + Unpin + Sized + 'static {
     #[doc(hidden)]
     fn count(&self) -> usize {
         1
+    }
+    /// Returns whether the memory is registered for this use (`FI_MR_LOCAL`). Memory of this
+    /// library needs no registration, nor does a buffer without memory.
+    #[doc(hidden)]
+    fn is_registered(&self, _: &LocalUse<'_>) -> bool {
+        false
     }
     /// Converts the buffer into the form that operations own.
     fn into_any(self) -> AnyBuf;
@@ -117,13 +125,20 @@ pub trait FlatBuf: IoBuf {
 pub trait IoBufMut: IoBuf {}
 
 macro_rules! impl_flat_buf {
-    ($($type:ty => $variant:ident, |$buf:ident| $bytes:expr;)*) => {$(
+    ($(
+        $type:ty => $variant:ident, |$buf:ident| $bytes:expr
+        $(, registered: |$usage:ident| $registered:expr)?;
+    )*) => {$(
         impl sealed::Sealed for $type {}
         impl IoBuf for $type {
             #[inline]
             fn payload(&self) -> Payload<'_> {
                 Payload::Contiguous(FlatBuf::bytes(self))
             }
+            $(fn is_registered(&self, $usage: &LocalUse<'_>) -> bool {
+                let $buf = self;
+                $registered
+            })?
             fn into_any(self) -> AnyBuf {
                 AnyBuf::$variant(self)
             }
@@ -141,16 +156,17 @@ macro_rules! impl_flat_buf {
 }
 
 impl_flat_buf! {
-    Vec<u8> => Vec, |buf| buf;
-    Box<[u8]> => Boxed, |buf| buf;
+    Vec<u8> => Vec, |buf| buf, registered: |_usage| buf.capacity() == 0;
+    Box<[u8]> => Boxed, |buf| buf, registered: |_usage| buf.is_empty();
     Arc<[u8]> => Shared, |buf| buf;
     Bytes => Bytes, |buf| buf;
     BytesMut => BytesMut, |buf| buf;
     &'static [u8] => Static, |buf| buf;
     &'static str => Str, |buf| buf.as_bytes();
     String => String, |buf| buf.as_bytes();
-    PooledBuf => Pooled, |buf| buf;
-    Box<dyn CustomBuf> => Custom, |buf| CustomBuf::bytes(&**buf);
+    PooledBuf => Pooled, |_buf| _buf, registered: |_usage| true;
+    Box<dyn CustomBuf> => Custom, |buf| CustomBuf::bytes(&**buf),
+        registered: |usage| registration_of(&**buf).is_some_and(|of| of.allows(usage));
 }
 
 impl IoBufMut for Vec<u8> {}
@@ -173,6 +189,9 @@ impl IoBuf for Loan {
     }
     fn drop_loan(&mut self) {
         *self = Self::empty();
+    }
+    fn is_registered(&self, _: &LocalUse<'_>) -> bool {
+        true
     }
     fn payload(&self) -> Payload<'_> {
         Payload::Contiguous(self)

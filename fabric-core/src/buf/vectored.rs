@@ -3,6 +3,7 @@
 use super::sealed::Sealed;
 use super::{AnyBuf, CopySource, FlatBuf, IoBuf, IoBufMut, Payload};
 use crate::error::Result;
+use crate::mr::LocalUse;
 
 /// Buffers whose bytes are sent in order as one message or one write (`fi_sendv`, `fi_writev`).
 ///
@@ -143,6 +144,10 @@ macro_rules! impl_vectored_buf {
 
             fn count(&self) -> usize {
                 self.parts.len()
+            }
+
+            fn is_registered(&self, usage: &LocalUse<'_>) -> bool {
+                self.parts.iter().all(|part| part.is_registered(usage))
             }
 
             fn into_any(self) -> AnyBuf {

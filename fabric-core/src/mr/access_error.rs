@@ -16,6 +16,8 @@ pub enum AccessError {
     OutOfBounds(usize),
     /// An atomic value is not aligned to its size.
     Misaligned,
+    /// The owner has not refreshed a page of the range.
+    NotRefreshed,
 }
 
 impl AccessError {
@@ -39,7 +41,13 @@ impl AccessError {
         check_access(remote.key, region.access, remote.required_access(kind))
             .map_err(|_| Self::NotGranted)?;
         match region.checked_offset(remote.offset, rest, remote.align()) {
-            Ok(at) => Ok((region, at)),
+            Ok(at) => match &region.pages {
+                None => Ok((region, at)),
+                Some(pages) if pages.are_current(at..at + rest, region.memory.address()) => {
+                    Ok((region, at))
+                }
+                Some(_) => Err(Self::NotRefreshed),
+            },
             Err(Error::OutOfBounds { .. }) => Err(Self::OutOfBounds(region.memory.len())),
             Err(_) => Err(Self::Misaligned),
         }
@@ -54,6 +62,7 @@ impl AccessError {
             Self::NotGranted => (2, 0),
             Self::OutOfBounds(limit) => (3, limit as u64),
             Self::Misaligned => (4, 0),
+            Self::NotRefreshed => (5, 0),
         }
     }
 
@@ -65,6 +74,7 @@ impl AccessError {
             2 => Self::NotGranted,
             3 => Self::OutOfBounds(usize::try_from(detail).unwrap_or(usize::MAX)),
             4 => Self::Misaligned,
+            5 => Self::NotRefreshed,
             _ => Self::UnknownKey,
         })
     }
@@ -78,6 +88,10 @@ impl AccessError {
             Self::UnknownKey => Error::Key {
                 key,
                 why: "is unknown",
+            },
+            Self::NotRefreshed => Error::Key {
+                key,
+                why: "has pages that its owner has not refreshed (FI_MR_MMU_NOTIFY)",
             },
             Self::NotGranted => not_granted_error(key, remote.required_access(kind)),
             Self::OutOfBounds(limit) => Error::OutOfBounds {

@@ -22,6 +22,8 @@ pub struct RegisteredMemory {
 struct RegisteredState {
     /// `None` while the owner holds the buffer.
     buf: Option<AnyBuf>,
+    /// The last known address of the bytes, for when the owner holds the buffer.
+    address: u64,
     /// Accesses that have begun and not ended.
     accesses: usize,
     closed: bool,
@@ -57,6 +59,7 @@ impl RegisteredMemory {
         }
         let state = RegisteredState {
             buf: Some(buf),
+            address: 0,
             accesses: 0,
             closed: false,
         };
@@ -137,8 +140,12 @@ impl RegionMemory for RegisteredMemory {
     }
 
     fn address(&self) -> u64 {
-        self.with_bytes(|bytes| bytes.as_ptr().addr() as u64)
-            .unwrap_or_default()
+        let state = &mut *self.lock();
+        let bytes = state.buf.as_mut().map(|buf| buf.first_bytes_mut(self.len));
+        if let Some(Some(bytes)) = bytes {
+            state.address = bytes.as_ptr().addr() as u64;
+        }
+        state.address
     }
 
     fn is_served_by_owner(&self) -> bool {

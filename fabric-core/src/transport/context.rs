@@ -61,8 +61,9 @@ pub trait EngineContext: RxEngine + Sized {
     /// these loans is not reused.
     fn loans_lost(&mut self, _ep: EpId, _peer: &Address, _loans: usize) {}
 
-    /// Returns the region with this key in the domain.
-    fn region(&self, key: u64) -> Option<Region>;
+    /// Returns the region with this key in the domain, unless the region is bound to another
+    /// endpoint.
+    fn region(&self, ep: EpId, key: u64) -> Option<Region>;
 
     /// Reports an access of a peer, through this endpoint, to the region with this key. The
     /// transport reports accesses with CQ data, all accesses to a region with

@@ -395,7 +395,7 @@ impl<E: EngineContext> EndpointContext<'_, E> {
     /// Returns the region with this key ([`EngineContext::region`]).
     #[must_use]
     pub fn region(&self, key: u64) -> Option<Region> {
-        self.engine.region(key)
+        self.engine.region(self.ep, key)
     }
 
     /// Reports an event ([`EngineContext::event`]).

@@ -8,7 +8,7 @@ use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::EventKind;
 use fabric_core::flags::Access;
 use fabric_core::matching::{PeerKey, RecvSpec, TagMatch};
-use fabric_core::mr::{LocalMemory, Region, RegionTable};
+use fabric_core::mr::{LocalMemory, Region, RegionMemory, RegionTable};
 use fabric_core::rx::{PartialId, RxQueue};
 use fabric_core::tcp::rxm::RxmReceiver;
 use fabric_core::tcp::{
@@ -78,11 +78,11 @@ impl TcpReceiver {
     /// key.
     pub(crate) fn with_region_len(order: ByteOrder, budget: usize, region_len: usize) -> Self {
         let mut context = TcpTestContext::default();
-        let mut regions = RegionTable::new();
+        let mut regions = RegionTable::default();
         let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
         for (key, access) in [(READ_WRITE_KEY, both), (READ_ONLY_KEY, Access::REMOTE_READ)] {
             let memory = Arc::new(LocalMemory::new(region_len).unwrap());
-            regions.insert(memory, access, Some(key), false).unwrap();
+            regions.insert(memory, access, Some(key)).unwrap();
         }
         context.services.regions = Some(regions);
         let mut responses = ResponseQueue::default();
@@ -204,11 +204,17 @@ impl TcpReceiver {
         )
     }
 
+    /// Returns the memory of the region with this key.
+    pub(crate) fn memory_of(&self, key: u64) -> &dyn RegionMemory {
+        let regions = self.context.services.regions.as_ref();
+        let region = regions.and_then(|of| of.get(key)).expect("a region");
+        &*region.memory
+    }
+
     /// Returns the bytes of the region with this key.
     pub(crate) fn region_bytes(&self, key: u64) -> Vec<u8> {
         let mut bytes = vec![0; REGION_LEN];
-        let region = self.context.region(key).expect("a region");
-        region.memory.read(0, &mut bytes);
+        self.memory_of(key).read(0, &mut bytes);
         bytes
     }
 
@@ -274,7 +280,7 @@ impl EngineContext for TcpTestContext {
         self.buf(op).payload()
     }
     fn event(&mut self, _: EpId, _: EventKind) {}
-    fn region(&self, key: u64) -> Option<Region> {
+    fn region(&self, _: EpId, key: u64) -> Option<Region> {
         self.services.regions.as_ref()?.get(key).cloned()
     }
     fn access_changes(&self) -> u64 {

@@ -15,7 +15,7 @@ use fabric_core::tcp::{
     ByteOrder, Frame, FrameWriter, ProtocolViolation, ResponseStatus, RmaIovList, StopReason,
     UnexpectedPolicy, WireRmaIov,
 };
-use fabric_core::transport::{EngineContext, RemoteAccess, RmaIov};
+use fabric_core::transport::{RemoteAccess, RmaIov};
 use proptest::prelude::*;
 
 use crate::receiver::{READ_ONLY_KEY, READ_WRITE_KEY, TcpReceiver, UNTAGGED, context_of};
@@ -112,22 +112,12 @@ fn response_body(status: i32, len: u32, fetched: &[u8]) -> Vec<u8> {
 }
 
 fn write_region(receiver: &TcpReceiver, at: usize, bytes: &[u8]) {
-    receiver
-        .context
-        .region(READ_WRITE_KEY)
-        .unwrap()
-        .memory
-        .write(at, bytes);
+    receiver.memory_of(READ_WRITE_KEY).write(at, bytes);
 }
 
 fn region_bytes(receiver: &TcpReceiver) -> Vec<u8> {
     let mut bytes = vec![0; 200];
-    receiver
-        .context
-        .region(READ_WRITE_KEY)
-        .unwrap()
-        .memory
-        .read(0, &mut bytes);
+    receiver.memory_of(READ_WRITE_KEY).read(0, &mut bytes);
     bytes
 }
 
@@ -671,12 +661,7 @@ fn atomic_arrays_span_several_segments() {
         .unwrap();
     assert_eq!(responses(&mut receiver)[88..], current.concat());
     let mut after = vec![0; 202];
-    receiver
-        .context
-        .region(READ_WRITE_KEY)
-        .unwrap()
-        .memory
-        .read(0, &mut after);
+    receiver.memory_of(READ_WRITE_KEY).read(0, &mut after);
     assert_eq!(
         [&after[..2], &after[100..104], &after[200..]].concat(),
         [1u16, 2, 9, 4].map(u16::to_ne_bytes).concat()
@@ -706,7 +691,7 @@ fn atomics_wait_while_owner_holds_the_buffer() {
         .regions
         .as_mut()
         .unwrap()
-        .insert(memory.clone(), both, Some(9), false)
+        .insert(memory.clone(), both, Some(9))
         .unwrap();
     let buf = memory.take().unwrap();
     let one = 1u64.to_ne_bytes();

@@ -80,7 +80,7 @@ impl DomainHandle {
         config: &DomainConfig,
         name: &str,
     ) -> Result<Self> {
-        let shared = (SharedRegions::default(), Arc::default());
+        let shared = (SharedRegions::new(info.domain.mr_mode), Arc::default());
         Self::open_engine(transport, info, config, name, shared)
     }
 

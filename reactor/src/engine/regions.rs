@@ -11,23 +11,46 @@ use super::domain::DomainHandle;
 use super::state::bindings::CounterBindings;
 
 impl DomainHandle {
-    /// Registers memory with the transport, under the requested key or a generated one
-    /// (`fi_mr_reg`). With `by_address`, peers address it by its virtual addresses instead of
-    /// offsets.
+    /// Registers memory under the requested key or a generated one (`fi_mr_reg`).
     ///
     /// # Errors
-    /// [`Error::Key`](fabric_core::Error::Key) when the key is in use;
-    /// [`Error::BadFlags`](fabric_core::Error::BadFlags) without an access right.
+    /// As [`RegionTable::insert`](fabric_core::mr::RegionTable::insert).
     pub fn open_region(
         &self,
         memory: Arc<dyn RegionMemory>,
         access: Access,
         key: Option<u64>,
-        by_address: bool,
     ) -> Result<u64> {
         let _locked = self.lock_or_refuse()?;
         let mut regions = self.regions().lock();
-        regions.insert(memory, access, key, by_address)
+        regions.insert(memory, access, key)
+    }
+
+    /// Binds a region to the endpoint with this id in the object tree (`fi_mr_bind`).
+    ///
+    /// # Errors
+    /// As [`RegionTable::bind_endpoint`](fabric_core::mr::RegionTable::bind_endpoint).
+    pub fn bind_region_endpoint(&self, key: u64, endpoint: u64) -> Result<()> {
+        let _locked = self.lock_or_refuse()?;
+        self.regions().lock().bind_endpoint(key, endpoint)
+    }
+
+    /// Enables a region (`fi_mr_enable`).
+    ///
+    /// # Errors
+    /// As [`RegionTable::enable`](fabric_core::mr::RegionTable::enable).
+    pub fn enable_region(&self, key: u64) -> Result<()> {
+        let _locked = self.lock_or_refuse()?;
+        self.regions().lock().enable(key)
+    }
+
+    /// Notes that pages are behind `len` bytes of a region, from byte `at` on (`fi_mr_refresh`).
+    ///
+    /// # Errors
+    /// As [`RegionTable::refresh`](fabric_core::mr::RegionTable::refresh).
+    pub fn refresh_region(&self, key: u64, at: usize, len: usize) -> Result<()> {
+        let _locked = self.lock_or_refuse()?;
+        self.regions().lock().refresh(key, at, len)
     }
 
     /// Binds counters of remote accesses to a region (`fi_mr_bind`): accesses are counted from now
@@ -35,7 +58,7 @@ impl DomainHandle {
     ///
     /// # Errors
     /// [`Error::Invalid`](fabric_core::Error::Invalid) when a counter for the same access is bound
-    /// already; [`Error::Key`](fabric_core::Error::Key).
+    /// already, or the region is enabled; [`Error::Key`](fabric_core::Error::Key).
     pub fn bind_region_counters(&self, key: u64, counters: CounterBindings) -> Result<()> {
         let locked = &mut *self.lock_or_refuse()?;
         locked.domain.regions.bind_counters(key, counters)

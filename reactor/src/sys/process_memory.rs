@@ -55,6 +55,22 @@ pub(crate) fn is_read_permitted(pid: i32) -> bool {
     read_once(pid, (KERNEL_ADDRESS, 0), &mut byte, &mut []) == Err(Errno::FAULT)
 }
 
+/// Returns whether all pages of this range of this process can be accessed. Also true if the kernel
+/// denies the call that finds it out.
+pub(crate) fn is_accessible(address: u64, len: usize) -> bool {
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    let mut byte = [MaybeUninit::uninit()];
+    let mut is_readable = |address| {
+        let read = read_once(pid, (address, 0), &mut byte, &mut []);
+        read != Err(Errno::FAULT)
+    };
+    let page_size = rustix::param::page_size();
+    let first_of_pages = (0..len).step_by(page_size);
+    first_of_pages
+        .chain(len.checked_sub(1))
+        .all(|at| is_readable(address + at as u64))
+}
+
 /// Fills `into` from this address of the process `pid`, and then `last` from the address
 /// `last_address`. Makes as many calls as needed; the last call reads the end of `into` together
 /// with `last`. Returns the bytes of `into`; those that were not read are zeros.

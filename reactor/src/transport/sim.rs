@@ -4,6 +4,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `config` | traffic parameters in an endpoint's name |
+//! | `mr_mode` | required bits of `mr_mode` in a domain's name |
 //! | `network` | the network: which endpoints listen, and the streams between them |
 //!
 //! The endpoints are those of the transport `tcp`: handshake, frames, flow control and one-sided
@@ -17,12 +18,13 @@
 //! one thread sees the same interleaving, however many other tests run in the process.
 
 mod config;
+mod mr_mode;
 mod network;
 
 use std::sync::Arc;
 
-use fabric_core::flags::{Access, Caps};
-use fabric_core::info::{Info, Protocol};
+use fabric_core::flags::{Access, Caps, MrMode};
+use fabric_core::info::{Hints, Info, Protocol};
 use fabric_core::mr::{LocalMemory, RegionMemory};
 use fabric_core::transport::{
     DomainConfig, EndpointContext, EngineContext, MessageModel, OpenDomain, Transport,
@@ -44,6 +46,9 @@ const NAME: &str = "sim";
 /// delay of a read in progress passes of the receiver (3), and the capacity of each stream to the
 /// endpoint in units of 16 KiB (16). The numbers are part of the name, so peers write them too. An
 /// endpoint that is opened with an empty label gets a generated one, with the same numbers.
+///
+/// The domain `sim` requires nothing of memory registration. A domain whose name goes on with bits
+/// of `mr_mode`, as `sim+PROV_KEY+ENDPOINT`, requires them. It is offered to hints with its name.
 #[derive(Clone, Copy, Debug)]
 pub struct SimTransport;
 
@@ -56,15 +61,25 @@ impl Transport for SimTransport {
         true
     }
 
-    fn offers(&self) -> Vec<Info> {
+    fn offers(&self, hints: &Hints) -> Result<Vec<Info>> {
         let mut info = tcp::rdm_info(NAME, Caps::LOCAL_COMM);
         info.ep.protocol = Some(Protocol::Sim);
         info.ep.protocol_version = 1;
-        info.for_both_progress_models().into()
+        if let Some(domain) = &hints.domain_name
+            && let Some(required) = mr_mode::required_bits(domain)?
+        {
+            info.domain.name.clone_from(domain);
+            info.domain.mr_mode |= required;
+        }
+        Ok(info.for_both_progress_models().into())
     }
 
     fn alloc(&self, len: usize, _: Access) -> Result<Arc<dyn RegionMemory>> {
         Ok(Arc::new(LocalMemory::new(len)?))
+    }
+
+    fn check_memory(&self, mr_mode: MrMode, address: u64, len: usize) -> Result<()> {
+        mr_mode::check_memory(mr_mode, address, len)
     }
 }
 

@@ -140,9 +140,10 @@ impl AtomicStatus {
     #[must_use]
     pub fn from_access_error(error: AccessError) -> Self {
         match error {
-            AccessError::UnknownKey | AccessError::NotGranted | AccessError::OutOfBounds(_) => {
-                Self::ACCESS_DENIED
-            }
+            AccessError::UnknownKey
+            | AccessError::NotGranted
+            | AccessError::NotRefreshed
+            | AccessError::OutOfBounds(_) => Self::ACCESS_DENIED,
             AccessError::Misaligned => Self::INVALID,
         }
     }

@@ -110,8 +110,13 @@ impl EngineContext for DomainState {
         }
     }
 
-    fn region(&self, key: u64) -> Option<Region> {
-        self.regions.get(key)
+    fn region(&self, ep: EpId, key: u64) -> Option<Region> {
+        let region = self.regions.get(key)?;
+        let Some(bound) = region.endpoint else {
+            return Some(region);
+        };
+        let through = self.endpoints.get(ep).map(|ep| ep.bindings().object_id);
+        (through == Some(bound.get())).then_some(region)
     }
 
     fn access_changes(&self) -> u64 {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use fabric_core::flags::MrMode;
 use fabric_core::mr::{Region, RegionTable};
 use fabric_core::transport::RemoteAccess;
 use fabric_core::{Error, Result};
@@ -14,6 +15,11 @@ use super::bindings::{CounterBindings, CounterId};
 pub(crate) struct SharedRegions(Arc<Mutex<RegionTable>>);
 
 impl SharedRegions {
+    /// Creates the regions of a domain that requires these bits.
+    pub(crate) fn new(mr_mode: MrMode) -> Self {
+        Self(Arc::new(Mutex::new(RegionTable::new(mr_mode))))
+    }
+
     /// Locks the table. Only locks of memory are taken under this one.
     pub(crate) fn lock(&self) -> MutexGuard<'_, RegionTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -59,12 +65,7 @@ impl Regions {
                 why: "a counter for the same access is already bound".into(),
             });
         }
-        let unknown = Error::Key {
-            key,
-            why: "is unknown",
-        };
-        let mut table = self.shared.lock();
-        table.enable_rma_events(key).map(drop).ok_or(unknown)?;
+        self.shared.lock().bind_counter(key)?;
         let bound = CounterBindings {
             remote_read: current.remote_read.or(counters.remote_read),
             remote_write: current.remote_write.or(counters.remote_write),

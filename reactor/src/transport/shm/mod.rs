@@ -60,7 +60,7 @@ mod tx_settings;
 use std::sync::Arc;
 
 use fabric_core::flags::{Access, Caps, MsgOrder, OpFlags};
-use fabric_core::info::{Info, Protocol};
+use fabric_core::info::{Hints, Info, Protocol};
 use fabric_core::mr::RegionMemory;
 use fabric_core::transport::{
     ConnectParams, ConnectionManagement, DomainConfig, EndpointContext, EngineContext, EpId,
@@ -105,7 +105,7 @@ impl Transport for ShmTransport {
         "shm"
     }
 
-    fn offers(&self) -> Vec<Info> {
+    fn offers(&self, _: &Hints) -> Result<Vec<Info>> {
         let mut info = info_templates::reliable_info("shm", Caps::LOCAL_COMM);
         info.ep.protocol = Some(Protocol::Shm);
         info.ep.protocol_version = u32::from(control::VERSION);
@@ -120,7 +120,7 @@ impl Transport for ShmTransport {
         let connected = connectionless
             .clone()
             .map(info_templates::with_msg_endpoints);
-        [connectionless, connected].concat()
+        Ok([connectionless, connected].concat())
     }
 
     fn alloc(&self, len: usize, access: Access) -> Result<Arc<dyn RegionMemory>> {

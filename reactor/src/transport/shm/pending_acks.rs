@@ -127,6 +127,10 @@ impl PendingAcks {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use fabric_core::info::Hints;
+    use fabric_core::transport::Transport;
+
+    use super::super::ShmTransport;
     use super::*;
 
     fn op_key(index: u32) -> OpKey {
@@ -201,7 +205,7 @@ mod tests {
 
     #[test]
     fn ack_ids_suffice_for_the_tx_queue_size() {
-        let offers = fabric_core::transport::Transport::offers(&super::super::ShmTransport);
+        let offers = ShmTransport.offers(&Hints::new()).unwrap();
         assert!(offers.iter().all(|offer| offer.tx.size <= MAX_ACKS));
         let mut acks = PendingAcks::default();
         (0..MAX_ACKS as u32).for_each(|index| {

@@ -91,7 +91,7 @@ fn numbers_depend_on_seed_and_sender_and_stay_in_range() {
 
 #[test]
 fn progress_is_manual_by_default() {
-    let offers = SimTransport.offers();
+    let offers = SimTransport.offers(&Hints::new()).unwrap();
     let first = |hints: &Hints| select(hints, &offers).unwrap()[0].domain.data_progress;
     assert_eq!(first(&Hints::new()), Progress::Manual);
     for level in Progress::ALL {
@@ -100,7 +100,7 @@ fn progress_is_manual_by_default() {
 }
 
 fn try_listen(at: &str) -> Result<(Box<dyn Listener>, Address)> {
-    let info = &SimTransport.offers()[0];
+    let info = &SimTransport.offers(&Hints::new())?[0];
     SimNetwork.listen(info, Some(&address(at)), &SocketConfig::default())
 }
 

@@ -37,7 +37,7 @@ mod socket;
 use std::sync::Arc;
 
 use fabric_core::flags::{Access, Caps, MsgOrder, OpFlags};
-use fabric_core::info::{Info, Protocol};
+use fabric_core::info::{Hints, Info, Protocol};
 use fabric_core::mr::{LocalMemory, RegionMemory};
 use fabric_core::tcp::{MAX_MESSAGE, MAX_RMA_IOV};
 use fabric_core::transport::{
@@ -71,7 +71,7 @@ impl Transport for TcpTransport {
     /// Returns the offers in this order: one for any network, one for each network of this machine,
     /// both kinds again for connected endpoints (`FI_EP_MSG`), and both kinds again for endpoints
     /// that connect with RXM.
-    fn offers(&self) -> Vec<Info> {
+    fn offers(&self, _: &Hints) -> Result<Vec<Info>> {
         let mut any = rdm_info("tcp", Caps::LOCAL_COMM | Caps::REMOTE_COMM);
         any.ep.protocol = Some(Protocol::Tcp);
         any.ep.protocol_version = 3;
@@ -91,7 +91,7 @@ impl Transport for TcpTransport {
             .map(info_templates::with_msg_endpoints)
             .collect();
         let rxm: Vec<_> = native.iter().cloned().map(with_rxm_protocol).collect();
-        [native, connected, rxm].concat()
+        Ok([native, connected, rxm].concat())
     }
 
     fn alloc(&self, len: usize, _: Access) -> Result<Arc<dyn RegionMemory>> {

@@ -30,7 +30,7 @@ mod socket;
 use std::sync::Arc;
 
 use fabric_core::flags::{Caps, OpFlags};
-use fabric_core::info::{EpType, Info, Protocol};
+use fabric_core::info::{EpType, Hints, Info, Protocol};
 use fabric_core::transport::{
     DomainConfig, EndpointContext, EngineContext, MessageModel, OpenDomain, Transport,
     TransportDomain, TransportEndpoint, WaitSet,
@@ -52,7 +52,7 @@ impl Transport for UdpTransport {
         "udp"
     }
 
-    fn offers(&self) -> Vec<Info> {
+    fn offers(&self, _: &Hints) -> Result<Vec<Info>> {
         let mut info = info_templates::base_info(
             "udp",
             Caps::MULTICAST | Caps::LOCAL_COMM | Caps::REMOTE_COMM,
@@ -63,7 +63,7 @@ impl Transport for UdpTransport {
         // A send completes when the kernel has accepted the datagram: FI_TRANSMIT_COMPLETE.
         info.tx.op_flags |= OpFlags::TRANSMIT_COMPLETE;
         info.tx.inject_size = MAX_MESSAGE;
-        info.for_both_progress_models().into()
+        Ok(info.for_both_progress_models().into())
     }
 }
 

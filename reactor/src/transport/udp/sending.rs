@@ -142,7 +142,7 @@ mod tests {
 
     use fabric_core::SocketOptions;
     use fabric_core::buf::{AnyBuf, Payload};
-    use fabric_core::info::Info;
+    use fabric_core::info::{Hints, Info};
     use fabric_core::rx::RxQueue;
     use fabric_core::transport::{
         EpId, Interest, OpKey, Transport, TransportEndpoint, TrySend, WaitSet, WaitToken,
@@ -193,7 +193,7 @@ mod tests {
                 DomainState::default(),
                 Arc::new(RecordingWaitSet::default()),
             );
-            let info: Info = UdpTransport.offers().swap_remove(0);
+            let info: Info = UdpTransport.offers(&Hints::new()).unwrap().swap_remove(0);
             let av = domain_state.avs.open(false);
             let ep = domain_state.endpoints.insert(Bindings {
                 max_msg_size: info.ep.max_msg_size,

@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fabric_core::buf::IoBuf;
+use fabric_core::info::Hints;
 use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_core::rx::RxQueue;
 use fabric_core::tcp::{CmKind, CmMessage, RdmCmData};
@@ -66,7 +67,7 @@ impl Fixture {
     fn new() -> Self {
         let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         let mut domain = DomainState::default();
-        let info = TcpTransport.offers().swap_remove(0);
+        let info = TcpTransport.offers(&Hints::new()).unwrap().swap_remove(0);
         let av = domain.avs.open(false);
         let ep = domain.endpoints.insert(Bindings {
             max_msg_size: info.ep.max_msg_size,

@@ -1,0 +1,99 @@
+//! The memory registration mode that a domain requires, in the domain's name, and the check of
+//! memory.
+
+use fabric_core::flags::MrMode;
+use fabric_core::{Error, Result};
+
+use super::NAME;
+use crate::sys::process_memory::is_accessible;
+
+/// Parses the bits of `mr_mode` that the domain of this name requires: none for `sim`, `PROV_KEY`
+/// and `ENDPOINT` for `sim+PROV_KEY+ENDPOINT`. `None` for the name of no domain of this provider.
+///
+/// # Errors
+/// [`Error::Invalid`] for a word that names no bit, or a legacy mode; [`Error::NotSupported`] for a
+/// bit whose duty has no call.
+pub(super) fn required_bits(domain: &str) -> Result<Option<MrMode>> {
+    let mut parts = domain.split('+');
+    if parts.next() != Some(NAME) {
+        return Ok(None);
+    }
+    parts
+        .try_fold(MrMode::empty(), |bits, name| Ok(bits | offered_bit(name)?))
+        .map(Some)
+}
+
+/// Returns the bit with this name.
+fn offered_bit(name: &str) -> Result<MrMode> {
+    match MrMode::from_name(name).unwrap_or_default() {
+        bit if bit.is_empty() || MrMode::LEGACY.contains(bit) => Err(Error::Invalid {
+            what: "domain name of the provider sim",
+            why: format!("{name:?} is not a bit of mr_mode that a provider requires"),
+        }),
+        MrMode::COLLECTIVE => Err(Error::NotSupported(
+            "FI_MR_COLLECTIVE: there are no collective operations whose buffers are registered",
+        )),
+        MrMode::HMEM => Err(Error::NotSupported(
+            "FI_MR_HMEM: there are no registrations of device memory",
+        )),
+        MrMode::RAW => Err(Error::NotSupported(
+            "FI_MR_RAW: there are no calls for raw keys",
+        )),
+        bit => Ok(bit),
+    }
+}
+
+/// Checks that pages are behind all bytes of the memory if the bits demand it (`FI_MR_ALLOCATED`).
+pub(super) fn check_memory(mr_mode: MrMode, address: u64, len: usize) -> Result<()> {
+    if mr_mode.contains(MrMode::ALLOCATED) && !is_accessible(address, len) {
+        return Err(Error::Invalid {
+            what: "buffer to register",
+            why: "not all its bytes are backed by pages (FI_MR_ALLOCATED)".into(),
+        });
+    }
+    Ok(())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn domain_name_has_the_required_bits() {
+        assert_eq!(required_bits("sim"), Ok(Some(MrMode::empty())));
+        let bits = MrMode::BASIC_BITS
+            | MrMode::LOCAL
+            | MrMode::ENDPOINT
+            | MrMode::RMA_EVENT
+            | MrMode::MMU_NOTIFY;
+        let names = bits.iter_names().map(|(name, _)| format!("+{name}"));
+        let name = format!("sim{}", names.collect::<String>());
+        assert_eq!(required_bits(&name), Ok(Some(bits)));
+        for other in ["", "tcp", "simulation", "SIM+VIRT_ADDR"] {
+            assert_eq!(required_bits(other), Ok(None));
+        }
+        for invalid in [
+            "sim+",
+            "sim+NONE",
+            "sim+virt_addr",
+            "sim+BASIC",
+            "sim+VIRT_ADDR+SCALABLE",
+        ] {
+            assert!(
+                matches!(required_bits(invalid), Err(Error::Invalid { .. })),
+                "{invalid}"
+            );
+        }
+        for (refused, name) in [
+            ("sim+VIRT_ADDR+COLLECTIVE", "FI_MR_COLLECTIVE"),
+            ("sim+HMEM", "FI_MR_HMEM"),
+            ("sim+RAW", "FI_MR_RAW"),
+        ] {
+            let error = required_bits(refused).unwrap_err();
+            assert!(
+                matches!(error, Error::NotSupported(why) if why.contains(name)),
+                "{error}"
+            );
+        }
+    }
+}
