@@ -155,18 +155,10 @@ impl MrRegistration {
         range: impl RangeBounds<usize>,
     ) -> Result<()> {
         self.node.check_open()?;
-        let start = match range.start_bound() {
-            Bound::Included(start) => *start,
-            Bound::Excluded(previous) => previous.saturating_add(1),
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(last) => last.saturating_add(1),
-            Bound::Excluded(end) => *end,
-            Bound::Unbounded => memory.len(),
-        };
-        let len = end.saturating_sub(start);
-        check_range(memory.len(), start as u64, len, 1)?;
+        let bounds = [range.start_bound(), range.end_bound()];
+        let [start, end] = bounds.map(|bound| bound.map(|at| *at as u64));
+        let (start, len) = start_and_len((start, end), memory.len() as u64);
+        let start = check_range(memory.len(), start, len, 1)?;
         if self.domain.info.domain.mr_mode.contains(MrMode::MMU_NOTIFY) {
             let address = memory.address() + start as u64;
             let transport = self.domain.fabric.inner.transport;
@@ -271,17 +263,7 @@ impl RemoteRegion {
     /// the memory is accessed; a range whose end is before its start is empty.
     #[must_use]
     pub fn slice(&self, range: impl RangeBounds<u64>) -> RemoteSlice {
-        let start = match range.start_bound() {
-            Bound::Included(start) => *start,
-            Bound::Excluded(previous) => previous.saturating_add(1),
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(last) => last.saturating_add(1),
-            Bound::Excluded(end) => *end,
-            Bound::Unbounded => self.len,
-        };
-        let len = usize::try_from(end.saturating_sub(start)).unwrap_or(usize::MAX);
+        let (start, len) = start_and_len(range, self.len);
         RemoteSlice {
             key: self.key,
             offset: self.rma_offset(start),
@@ -650,6 +632,23 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     ) -> Result<T> {
         execute_atomic(&*self.memory, offset, op, operand, Some(comparand))
     }
+}
+
+/// Returns where a range of a region of `region_len` bytes starts, and its length, which is 0 if
+/// its end is before its start.
+fn start_and_len(range: impl RangeBounds<u64>, region_len: u64) -> (u64, usize) {
+    let start = match range.start_bound() {
+        Bound::Included(start) => *start,
+        Bound::Excluded(previous) => previous.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(last) => last.saturating_add(1),
+        Bound::Excluded(end) => *end,
+        Bound::Unbounded => region_len,
+    };
+    let len = usize::try_from(end.saturating_sub(start)).unwrap_or(usize::MAX);
+    (start, len)
 }
 
 /// Executes an atomic operation on one value of a region, and returns the previous value. `offset`
