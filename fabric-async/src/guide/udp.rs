@@ -45,10 +45,9 @@
 //! # Unexpected messages
 //!
 //! Unexpected messages are buffered within a budget of 8 MiB, of which one sender can use 3.5 MiB.
-//! Senders that have sent one datagram, and that the program has not inserted, can use 128 KiB
-//! together: messages are received in the order of arrival, and datagrams of any number of forged
-//! addresses would delay later messages. Messages beyond the budget are discarded and counted in
-//! [`EndpointStats::dropped`]. Datagrams that the kernel discards are not counted there.
+//! Messages beyond the budget are
+//! discarded and counted in [`EndpointStats::dropped`]. Datagrams that the kernel discards are not
+//! counted there.
 //!
 //! # Addresses and senders
 //!

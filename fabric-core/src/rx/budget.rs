@@ -114,26 +114,6 @@ impl UnexpectedBudget {
         self.groups.insert(peer, group);
     }
 
-    /// Removes a connected peer from its group.
-    pub(super) fn leave_group(&mut self, peer: PeerKey) {
-        if let Some(group) = self.groups.remove(&peer) {
-            self.release_from_group(group, self.used_by(peer));
-        }
-    }
-
-    /// Returns what the peers of a group use together.
-    pub(super) fn used_by_group(&self, group: BudgetGroup) -> usize {
-        self.used_by_group.get(&group).copied().unwrap_or(0)
-    }
-
-    fn release_from_group(&mut self, group: BudgetGroup, bytes: usize) {
-        let used = self.used_by_group.entry(group).or_default();
-        *used = used.saturating_sub(bytes);
-        if *used == 0 {
-            self.used_by_group.remove(&group);
-        }
-    }
-
     /// Raises the limit to `limit` bytes, if it is smaller.
     pub(super) fn raise(&mut self, limit: usize) {
         self.limit = self.limit.max(limit);
@@ -162,7 +142,7 @@ impl UnexpectedBudget {
         // How much the peers of the group may still use of their share, and with the reserve.
         let (room_in_share, room_with_reserve) = match self.groups.get(&peer) {
             Some(group) => {
-                let used = self.used_by_group(*group);
+                let used = self.used_by_group.get(group).copied().unwrap_or(0);
                 let share = self.share(self.used - used);
                 let with_reserve = share + self.limit / 16;
                 (
@@ -254,7 +234,11 @@ impl UnexpectedBudget {
             self.disconnected_used = self.disconnected_used.saturating_sub(cost);
         }
         if let Some(group) = self.groups.get(&peer).copied() {
-            self.release_from_group(group, cost);
+            let used = self.used_by_group.entry(group).or_default();
+            *used = used.saturating_sub(cost);
+            if *used == 0 {
+                self.used_by_group.remove(&group);
+            }
         }
         if left == 0 && state != PeerState::Connected {
             self.current.1 = PeerAccount::default();
@@ -407,26 +391,6 @@ mod tests {
         assert_eq!(budget.used_by_group.len(), 1);
         assert_eq!(budget.groups.len(), 1);
         assert_eq!(budget.disconnected_used, 0);
-    }
-
-    #[test]
-    fn peer_that_leaves_its_group_keeps_its_own_account() {
-        let mut budget = UnexpectedBudget::new(LIMIT);
-        let group = BudgetGroup(7);
-        for peer in [1, 2] {
-            budget.set_group(PeerKey(peer), group);
-            budget.charge(PeerKey(peer), 1000);
-        }
-        assert_eq!(budget.used_by_group(group), 2000);
-        budget.leave_group(PeerKey(1));
-        budget.leave_group(PeerKey(1));
-        budget.charge(PeerKey(1), 500);
-        let used = (budget.used_by_group(group), budget.used_by(PeerKey(1)));
-        assert_eq!(used, (1000, 1500));
-        budget.release(PeerKey(1), 1500);
-        budget.release(PeerKey(2), 1000);
-        assert_eq!((budget.used_by_group(group), budget.used()), (0, 0));
-        assert!(budget.used_by_group.is_empty());
     }
 
     #[test]

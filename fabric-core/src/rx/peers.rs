@@ -298,18 +298,6 @@ impl RxQueue {
         self.beyond_budget.set_group(peer, group);
     }
 
-    /// Removes a connected peer from its group.
-    pub fn leave_budget_group(&mut self, peer: PeerKey) {
-        self.budget.leave_group(peer);
-        self.beyond_budget.leave_group(peer);
-    }
-
-    /// Returns what the peers of a group use of the budget together, in bytes.
-    #[must_use]
-    pub fn used_by_budget_group(&self, group: BudgetGroup) -> usize {
-        self.budget.used_by_group(group)
-    }
-
     /// Charges bytes that the transport holds for a peer. Returns false, with nothing charged, if
     /// the budget has no room for this peer.
     #[must_use]

@@ -228,17 +228,6 @@ impl<E: EngineContext> EndpointContext<'_, E> {
         self.rx.set_budget_group(peer, group);
     }
 
-    /// Removes a connected peer from its group.
-    pub fn leave_budget_group(&mut self, peer: PeerKey) {
-        self.rx.leave_budget_group(peer);
-    }
-
-    /// Returns what unexpected messages of the peers of a group use together, in bytes.
-    #[must_use]
-    pub fn used_by_budget_group(&self, group: BudgetGroup) -> usize {
-        self.rx.used_by_budget_group(group)
-    }
-
     /// Charges bytes that the transport holds for a peer to the budget for unexpected messages.
     /// Returns false, with nothing charged, if the budget has no room for this peer.
     #[must_use]

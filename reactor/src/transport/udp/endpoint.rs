@@ -147,10 +147,7 @@ impl UdpEndpoint {
             let Some(datagram) = self.recv_batch.get(index) else {
                 continue;
             };
-            let Some((peer, source)) = self.senders.find_or_insert(ctx, datagram.from) else {
-                self.dropped += 1;
-                continue;
-            };
+            let (peer, source) = self.senders.find_or_insert(ctx, datagram.from);
             let envelope = Envelope {
                 peer,
                 source,
@@ -278,14 +275,9 @@ impl<E: EngineContext> TransportEndpoint<E> for UdpEndpoint {
     ) {
         let is_inserted = ctx.incarnation_of(addr).is_none();
         if let Some(at) = address.socket_addr()
-            && let Some((key, is_new)) = self.senders.on_address_inserted(at, addr, is_inserted)
+            && let Some(key) = self.senders.on_address_inserted(at, addr, is_inserted)
         {
-            if is_inserted {
-                ctx.leave_budget_group(key);
-            }
-            if is_new {
-                ctx.assign_source(key, addr);
-            }
+            ctx.assign_source(key, addr);
         }
     }
 

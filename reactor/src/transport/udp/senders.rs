@@ -8,17 +8,11 @@
 //! program has inserted is known at once. A new sender evicts the oldest new one, or an idle known
 //! one if more than [`MAX_KNOWN`] are known. So one datagram each of any number of forged addresses
 //! evicts no sender that goes on sending.
-//!
-//! Messages are received in the order of arrival, so each message that waits delays later ones.
-//! Waiting messages of new senders use at most [`MAX_WAITING_OF_NEW`] bytes together. Beyond that,
-//! and if no receive is posted, a datagram of a sender that is not recorded is dropped, and the
-//! sender is not recorded.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use fabric_core::matching::PeerKey;
-use fabric_core::rx::BudgetGroup;
 use fabric_core::transport::{EndpointContext, EngineContext, Incarnation};
 use fabric_core::{Address, FiAddr, Scheme};
 use slab::Slab;
@@ -32,11 +26,6 @@ const SOCKET_INCARNATION: Incarnation = Incarnation(0);
 const MAX_SENDERS: usize = 1024;
 /// Maximum number of known senders that new senders do not evict.
 const MAX_KNOWN: usize = MAX_SENDERS / 4 * 3;
-/// The new senders, and those that were evicted as such.
-const NEW_SENDERS: BudgetGroup = BudgetGroup(0);
-/// Bytes of the budget that waiting messages of new senders may use: about 220 short messages, as
-/// many as the default buffer of a socket holds.
-const MAX_WAITING_OF_NEW: usize = 128 << 10;
 
 /// The senders of an endpoint.
 #[derive(Debug)]
@@ -89,34 +78,27 @@ impl Senders {
     }
 
     /// Returns the key and the address handle of the sender of a datagram; records a new sender.
-    /// `None` if the datagram is to be dropped.
     pub(super) fn find_or_insert<E: EngineContext>(
         &mut self,
         ctx: &mut EndpointContext<'_, E>,
         from: SocketAddr,
-    ) -> Option<(PeerKey, Option<FiAddr>)> {
+    ) -> (PeerKey, Option<FiAddr>) {
         let Some(&index) = self.by_socket_addr.get(&from) else {
-            let has_room = ctx.used_by_budget_group(NEW_SENDERS) < MAX_WAITING_OF_NEW;
-            return (has_room || ctx.has_posted()).then(|| self.insert(ctx, from));
+            return self.insert(ctx, from);
         };
-        if self.set_known(index) {
-            ctx.leave_budget_group(self.entries[index].peer_key);
-        }
+        self.set_known(index);
         let sender = &self.entries[index];
-        Some((sender.peer_key, sender.source))
+        (sender.peer_key, sender.source)
     }
 
-    /// Notes that a further datagram of a recorded sender has arrived. Returns whether the sender
-    /// was new.
-    fn set_known(&mut self, index: usize) -> bool {
+    /// Notes that a further datagram of a recorded sender has arrived.
+    fn set_known(&mut self, index: usize) {
         let sender = &mut self.entries[index];
-        let was = std::mem::replace(&mut sender.state, SenderState::Known { is_active: true });
-        let SenderState::New(number) = was else {
-            return false;
-        };
-        self.new.remove(&number);
-        self.known.push_back(index);
-        true
+        if let SenderState::New(number) = sender.state {
+            self.new.remove(&number);
+            self.known.push_back(index);
+        }
+        sender.state = SenderState::Known { is_active: true };
     }
 
     /// Records a sender, and evicts another one if the table is full. Returns the sender's key and
@@ -145,9 +127,6 @@ impl Senders {
         let own_key = self.add(from, source, is_inserted);
         // The endpoint has a receive queue of its own, so the key is the endpoint's.
         let key = address.map_or(own_key, |address| ctx.connect_peer(own_key, &address));
-        if !is_inserted {
-            ctx.set_budget_group(key, NEW_SENDERS);
-        }
         (key, source)
     }
 
@@ -199,19 +178,19 @@ impl Senders {
     }
 
     /// Sets the address handle of a sender, which the program has inserted or which was
-    /// auto-inserted; returns its key, and whether its unconsumed messages are to get the handle.
+    /// auto-inserted; returns its key if its unconsumed messages are to get the handle.
     pub(super) fn on_address_inserted(
         &mut self,
         socket_addr: SocketAddr,
         addr: FiAddr,
         is_inserted: bool,
-    ) -> Option<(PeerKey, bool)> {
+    ) -> Option<PeerKey> {
         let index = *self.by_socket_addr.get(&socket_addr)?;
         if is_inserted {
             self.set_known(index);
         }
         let sender = &mut self.entries[index];
-        Some((sender.peer_key, sender.source.replace(addr) != Some(addr)))
+        (sender.source.replace(addr) != Some(addr)).then_some(sender.peer_key)
     }
 
     /// Removes an address handle that is no longer valid.
@@ -287,9 +266,9 @@ mod tests {
         let name = Address::from_socket_addr(Scheme::Udp, socket_addr(1)).unwrap();
         let addr = AddressTable::new().insert(name);
         let key = senders.on_address_inserted(socket_addr(1), addr, true);
-        assert_eq!(key, Some((PeerKey(1), true)));
+        assert_eq!(key, Some(PeerKey(1)));
         let key = senders.on_address_inserted(socket_addr(2), addr, false);
-        assert_eq!(key, Some((PeerKey(2), true)));
+        assert_eq!(key, Some(PeerKey(2)));
         for port in 1000..4000 {
             receive(&mut senders, port);
         }
