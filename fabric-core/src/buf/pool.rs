@@ -27,8 +27,9 @@ const MAX_OWN_BUFFERS: usize = 32;
 
 /// Free buffers of one size class.
 type FreeList = Vec<Vec<u8>>;
-/// The free buffers of a thread, by size class.
-type OwnLists = [FreeList; CLASSES];
+
+/// The free buffers of a thread, by size class. When the thread ends, they are shared.
+struct OwnLists([FreeList; CLASSES]);
 
 /// The free buffers that threads share, by size class.
 ///
@@ -37,13 +38,32 @@ type OwnLists = [FreeList; CLASSES];
 static SHARED: [Mutex<FreeList>; CLASSES] = [const { Mutex::new(Vec::new()) }; CLASSES];
 
 thread_local! {
-    /// The free buffers of this thread, by size class.
-    static OWN: RefCell<OwnLists> = const { RefCell::new([const { Vec::new() }; CLASSES]) };
+    static OWN: RefCell<OwnLists> = const {
+        RefCell::new(OwnLists([const { Vec::new() }; CLASSES]))
+    };
+}
+
+impl Drop for OwnLists {
+    fn drop(&mut self) {
+        for (class, own) in self.0.iter_mut().enumerate() {
+            share(class, own, 0);
+        }
+    }
 }
 
 /// Returns how many buffers of a size class a thread keeps for itself.
 fn own_limit(class: usize) -> usize {
     MAX_OWN_BUFFERS.min(MAX_OWN_BYTES >> (class as u32 + MIN_CLASS_SHIFT))
+}
+
+/// Calls `access` with this thread's buffers of a size class. `None` in a thread that ends, and
+/// for an allocator that uses pooled buffers itself while buffers are freed here.
+fn with_own<T>(class: usize, access: impl FnOnce(&mut FreeList) -> T) -> Option<T> {
+    let with_lists = |own: &RefCell<OwnLists>| {
+        let mut own = own.try_borrow_mut().ok()?;
+        Some(access(&mut own.0[class]))
+    };
+    OWN.try_with(with_lists).ok().flatten()
 }
 
 /// Calls `access` with the shared buffers of a size class, unless another thread has locked them.
@@ -53,6 +73,16 @@ fn with_shared<T>(class: usize, access: impl FnOnce(&mut FreeList) -> T) -> Opti
         Err(TryLockError::Poisoned(shared)) => Some(access(&mut shared.into_inner())),
         Err(TryLockError::WouldBlock) => None,
     }
+}
+
+/// Shares buffers of a size class with other threads as far as there is room, all but `keep`.
+fn share(class: usize, buffers: &mut FreeList, keep: usize) {
+    with_shared(class, |shared| {
+        let limit = MAX_SHARED_BYTES >> (class as u32 + MIN_CLASS_SHIFT);
+        let room = limit.saturating_sub(shared.len());
+        let count = buffers.len().saturating_sub(keep).min(room);
+        shared.extend(buffers.drain(buffers.len() - count..));
+    });
 }
 
 /// Takes a free buffer of a size class. A thread that has none takes several of the shared ones.
@@ -65,33 +95,25 @@ fn take_free(class: usize) -> Option<Vec<u8>> {
             taken
         })?
     };
-    let take = |own: &RefCell<OwnLists>| {
-        let own = &mut own.borrow_mut()[class];
-        own.pop().or_else(|| refill(own))
-    };
-    // A thread that ends has no buffers of its own any more.
-    OWN.try_with(take).ok().flatten()
+    with_own(class, |own| own.pop().or_else(|| refill(own)))?
 }
 
-/// Keeps a free buffer of a size class. A thread that has too many shares half of them.
+/// Keeps a free buffer of a size class, or frees it. A thread that has too many shares half of
+/// them.
 fn keep_free(class: usize, data: Vec<u8>) {
-    let share = |own: &mut FreeList, data: Vec<u8>| {
-        let kept = own_limit(class) / 2;
-        let others = own.drain(kept.min(own.len())..).chain([data]);
-        with_shared(class, |shared| {
-            let limit = MAX_SHARED_BYTES >> (class as u32 + MIN_CLASS_SHIFT);
-            shared.extend(others.take(limit.saturating_sub(shared.len())));
-        });
-    };
-    // A thread that ends frees the buffer.
-    let _ = OWN.try_with(|own| {
-        let own = &mut own.borrow_mut()[class];
-        if own.len() < own_limit(class) {
-            own.push(data);
-        } else {
-            share(own, data);
+    let limit = own_limit(class);
+    let mut data = Some(data);
+    with_own(class, |own| {
+        if own.len() == limit {
+            share(class, own, limit / 2);
+        }
+        if own.len() < limit {
+            own.extend(data.take());
         }
     });
+    if let Some(data) = data {
+        share(class, &mut vec![data], 0);
+    }
 }
 
 /// Returns the capacity of a buffer that is taken for `len` bytes.
