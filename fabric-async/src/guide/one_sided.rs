@@ -123,7 +123,8 @@
 //! [`f16`](struct@f16) and [`bf16`], and [`Complex`] numbers of `f32` and `f64`. `long double` is
 //! refused by name, and libfabric's floats of 8 bits are missing. [`AtomicOp::is_valid`] says which
 //! operation takes which type: complex values are compared for equality only. [`query_atomic`] says
-//! whether an endpoint can post it, with how many values. Values of 16 bytes need a processor that
+//! whether an endpoint can post it, with how many values. Values are aligned to their size, complex
+//! ones too, which C aligns to their parts. Values of 16 bytes need a processor that
 //! exchanges 16 bytes atomically, and over `shm` a region with [`Access::REMOTE_WRITE`] also for an
 //! atomic read.
 //!

@@ -125,29 +125,42 @@ impl RxQueue {
 
     /// Prepares a [`claim`](Self::claim) of the message that a probe has found. If that is a held
     /// one, the engine has [`next_held`](Self::next_held) delivered, which is buffered, and calls
-    /// [`end_next_held`](Self::end_next_held).
+    /// [`end_next_held`](Self::end_next_held). A held message for which there is no room gives way
+    /// to a buffered one.
     ///
     /// # Errors
-    /// [`Error::WouldBlock`] if there is no room for the held message.
-    pub fn prepare_claim(&mut self, engine: &impl RxEngine, spec: &RecvSpec) -> Result<()> {
+    /// [`Error::WouldBlock`] if there is no room for the held message, and no buffered one.
+    pub fn prepare_claim(&mut self, engine: &mut impl RxEngine, spec: &RecvSpec) -> Result<()> {
         let buffered = self.matcher.unexpected_for_new(spec).map(|(key, _)| key);
         let Some(next) = self.find_next_held(engine, (spec, None), buffered) else {
             return Ok(());
         };
         let len = self.held.len_of(next);
-        let (peer, cost) = (next.peer(), message_cost(len));
-        let used = self.beyond_budget.used();
-        // One message of any length has room.
-        let has_room = used == 0 || self.beyond_budget.fits(peer, cost);
-        if !has_room && !self.budget.fits(peer, cost) {
-            return Err(Error::WouldBlock(Resource::BufferBeyondBudget {
-                len,
-                in_use: used,
-                limit: self.beyond_budget.limit(),
-            }));
+        if !self.has_room_for_claim(next.peer(), len) {
+            let disconnected = self.beyond_budget.take_disconnected();
+            self.discard_messages_of(engine, &disconnected.into_iter().collect());
         }
-        self.held.set_next(next, NextFor::Claim);
-        Ok(())
+        if self.has_room_for_claim(next.peer(), len) {
+            self.held.set_next(next, NextFor::Claim);
+            return Ok(());
+        }
+        if self.matcher.unexpected_for_new(spec).is_some() {
+            return Ok(());
+        }
+        Err(Error::WouldBlock(Resource::BufferBeyondBudget {
+            len,
+            in_use: self.beyond_budget.used(),
+            limit: self.beyond_budget.limit(),
+        }))
+    }
+
+    /// Returns whether a held message of this length has room, which one of any length has if it is
+    /// the only message beyond the budget.
+    fn has_room_for_claim(&self, peer: PeerKey, len: usize) -> bool {
+        let cost = message_cost(len);
+        self.beyond_budget.used() == 0
+            || self.beyond_budget.fits(peer, cost)
+            || self.budget.fits(peer, cost)
     }
 
     /// Claims the first buffered message that a receive with this spec would take now, after

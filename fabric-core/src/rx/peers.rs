@@ -172,7 +172,11 @@ impl RxQueue {
 
     /// Discards the buffered messages of these peers, apart from those that are arriving, and
     /// reports it.
-    fn discard_messages_of(&mut self, engine: &mut impl RxEngine, peers: &HashSet<PeerKey>) {
+    pub(super) fn discard_messages_of(
+        &mut self,
+        engine: &mut impl RxEngine,
+        peers: &HashSet<PeerKey>,
+    ) {
         if peers.is_empty() {
             return;
         }

@@ -24,7 +24,7 @@ fn claim(fixture: &mut Fixture, peer: u32, len: usize) -> Result<ClaimId> {
     fixture.rx.probe(&mut fixture.engine, probe, spec);
     let found = fixture.engine.outcome(probe).expect("a message waits");
     assert_eq!(found.transfer.len, len);
-    fixture.rx.prepare_claim(&fixture.engine, &spec)?;
+    fixture.rx.prepare_claim(&mut fixture.engine, &spec)?;
     if fixture.rx.next_held() == Some(PeerKey(peer)) {
         assert!(fixture.deliver(peer, peer.into(), &vec![1; len]));
         assert!(!fixture.rx.end_next_held(&mut fixture.engine));
@@ -421,4 +421,45 @@ proptest! {
         }
         prop_assert_eq!(model.finish(), (0, 0));
     }
+}
+
+/// A held message for which there is no room does not keep claims from a buffered one.
+#[test]
+fn claim_takes_a_buffered_message_if_the_held_one_has_no_room() {
+    let mut fixture = Fixture::with_budget(BUDGET);
+    for peer in [1, 2] {
+        assert!(!fixture.deliver(peer, peer.into(), &[1; BUDGET]));
+    }
+    let first = claim(&mut fixture, 1, BUDGET).unwrap();
+    assert!(fixture.deliver(3, 3, &[1; 100]));
+    // More often than a buffered message passes an older held one.
+    for turn in 0..200 {
+        let (probe, any) = (fixture.new_op(), spec(None));
+        fixture.rx.probe(&mut fixture.engine, probe, any);
+        fixture.rx.prepare_claim(&mut fixture.engine, &any).unwrap();
+        assert_eq!(fixture.rx.next_held(), None, "turn {turn}");
+        let (id, claimed) = fixture.rx.claim(&any).expect("a message waits");
+        assert_eq!(claimed.len, 100);
+        fixture.rx.release_claim(&mut fixture.engine, id);
+    }
+    fixture.rx.discard_claimed(first);
+    claim(&mut fixture, 2, BUDGET).unwrap();
+}
+
+/// The messages of dropped claims make room for claims of other messages when their peers have
+/// left.
+#[test]
+fn claims_discard_messages_of_peers_that_left() {
+    let mut fixture = Fixture::with_budget(BUDGET);
+    for peer in [1, 2] {
+        assert!(!fixture.deliver(peer, peer.into(), &[1; BUDGET]));
+    }
+    let dropped = claim(&mut fixture, 1, BUDGET).unwrap();
+    fixture.rx.release_claim(&mut fixture.engine, dropped);
+    let refused = claim(&mut fixture, 2, BUDGET).unwrap_err();
+    assert_eq!(refused, beyond_limit(&fixture, BUDGET));
+    fixture.rx.disconnect_peer(PeerKey(1), name());
+    let claimed = claim(&mut fixture, 2, BUDGET).unwrap();
+    assert_eq!(receive_claimed(&mut fixture, claimed), Some(BUDGET));
+    assert_eq!(fixture.rx.unexpected(), (0, 0));
 }

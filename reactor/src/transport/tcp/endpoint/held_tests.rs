@@ -169,7 +169,7 @@ impl Fixture {
         let probe = self.domain.ops.insert(condition);
         self.rx.probe(&mut self.domain, probe, spec(tag));
         self.domain.take_op_result(probe)?;
-        self.rx.prepare_claim(&self.domain, &spec(tag)).ok()?;
+        self.rx.prepare_claim(&mut self.domain, &spec(tag)).ok()?;
         self.after_post();
         let (claim, _) = self.rx.claim(&spec(tag))?;
         let op = self.new_recv();
