@@ -1,5 +1,8 @@
 //! Domains of one thread (`thread_model::Pinned`).
 
+#[path = "common/thread_models.rs"]
+mod thread_models;
+
 use std::pin::pin;
 use std::sync::mpsc;
 use std::task::{Context, Waker};
@@ -8,18 +11,12 @@ use std::thread;
 use fabric_async::info::Threading;
 use fabric_async::thread_model::{Pinned, Shared};
 use fabric_async::{
-    BindOptions, ConnectedEndpoint, CqBind, Endpoint, EpType, Error, EventKind, Fabric, Hints,
-    Info, Progress, discover,
+    BindOptions, CqBind, Endpoint, Error, EventKind, Fabric, Hints, Info, Progress, discover,
 };
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Builder;
+
+use thread_models::{PROVIDERS, connect_and_accept, runtime};
 use tokio::task::LocalSet;
-
-const PROVIDERS: [&str; 3] = ["shm", "tcp", "udp"];
-
-fn runtime() -> Runtime {
-    let mut builder = Builder::new_current_thread();
-    builder.enable_all().build().expect("a runtime")
-}
 
 fn pinned() -> BindOptions<Pinned> {
     Endpoint::options().thread_model::<Pinned>()
@@ -135,28 +132,7 @@ fn domains_of_two_threads_exchange_messages() {
 #[test]
 fn pinned_endpoints_connect_and_accept() {
     for provider in ["shm", "tcp"] {
-        runtime().block_on(async {
-            let hints = Hints::new().provider(provider).ep_type(EpType::Msg);
-            let hints = hints.threading(Threading::Domain);
-            let info = discover(&hints).unwrap().swap_remove(0);
-            let fabric = Fabric::open(&info).unwrap();
-            let mut listener = fabric.passive_endpoint(&info).unwrap().listen().unwrap();
-            let domain = fabric.domain_builder(&info).thread_model::<Pinned>();
-            let domain = domain.open().unwrap();
-            let cq = domain.completion_queue(16).unwrap();
-            let connect = pinned().connect(listener.name());
-            let accept = async {
-                let request = listener.accept().await?;
-                let ep = domain.endpoint(request.info())?;
-                let ep = ep.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?;
-                ep.accept(request, b"welcome")
-            };
-            let (client, server) = tokio::try_join!(connect, accept).unwrap();
-            let client: ConnectedEndpoint<Pinned> = client;
-            assert_eq!(client.private_data(), b"welcome");
-            server.send("hello").await.unwrap();
-            assert_eq!(&client.recv().await.unwrap()[..], b"hello");
-        });
+        runtime().block_on(connect_and_accept(provider, |name| pinned().connect(name)));
     }
 }
 

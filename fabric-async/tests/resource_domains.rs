@@ -1,5 +1,8 @@
 //! Resource domains: parts of a domain with an engine of their own.
 
+#[path = "common/thread_models.rs"]
+mod thread_models;
+
 use std::pin::pin;
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Wake, Waker};
@@ -13,14 +16,8 @@ use fabric_async::{
     Access, AddressVector, Class, CqBind, Domain, Endpoint, Error, EventKind, Fabric, FiAddr,
     Hints, Info, Progress, SocketIo, discover,
 };
-use tokio::runtime::{Builder, Runtime};
 
-const PROVIDERS: [&str; 3] = ["shm", "tcp", "udp"];
-
-fn runtime() -> Runtime {
-    let mut builder = Builder::new_current_thread();
-    builder.enable_all().build().expect("a runtime")
-}
+use thread_models::{PROVIDERS, runtime};
 
 fn info_of(hints: &Hints) -> Info {
     discover(hints).unwrap().swap_remove(0)

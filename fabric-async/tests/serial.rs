@@ -1,6 +1,9 @@
 //! Domains that one thread at a time uses (`thread_model::Serial`).
 #![allow(unsafe_code)] // implements `CustomBuf`
 
+#[path = "common/thread_models.rs"]
+mod thread_models;
+
 use std::pin::{Pin, pin};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -12,17 +15,12 @@ use fabric_async::info::Threading;
 use fabric_async::stats::DomainStats;
 use fabric_async::thread_model::Serial;
 use fabric_async::{
-    BindOptions, CancelOutcome, ConnectedEndpoint, CqBind, Endpoint, EpType, Error, EventKind,
-    EventQueue, Fabric, FiAddr, Hints, Progress, discover,
+    BindOptions, CancelOutcome, Endpoint, Error, EventKind, EventQueue, Fabric, FiAddr, Hints,
+    Progress, discover,
 };
 use tokio::runtime::{Builder, Runtime};
 
-const PROVIDERS: [&str; 3] = ["shm", "tcp", "udp"];
-
-fn runtime() -> Runtime {
-    let mut builder = Builder::new_current_thread();
-    builder.enable_all().build().expect("a runtime")
-}
+use thread_models::{PROVIDERS, connect_and_accept, runtime};
 
 fn multi_thread_runtime() -> Runtime {
     let mut builder = Builder::new_multi_thread();
@@ -362,26 +360,7 @@ fn serial_needs_the_level() {
 fn serial_endpoints_connect_and_accept() {
     for provider in ["shm", "tcp"] {
         let work = async move {
-            let hints = Hints::new().provider(provider).ep_type(EpType::Msg);
-            let info = discover(&hints.threading(Threading::Domain))
-                .unwrap()
-                .swap_remove(0);
-            let fabric = Fabric::open(&info).unwrap();
-            let mut listener = fabric.passive_endpoint(&info).unwrap().listen().unwrap();
-            let domain = fabric.domain_builder(&info).thread_model::<Serial>();
-            let domain = domain.open().unwrap();
-            let cq = domain.completion_queue(16).unwrap();
-            let connect = serial().connect(listener.name());
-            let accept = async {
-                let request = listener.accept().await?;
-                let ep = domain.endpoint(request.info())?;
-                let ep = ep.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?;
-                ep.accept(request, b"welcome")
-            };
-            let (client, server) = tokio::try_join!(connect, accept).unwrap();
-            let client: ConnectedEndpoint<Serial> = client;
-            server.send("hello").await.unwrap();
-            assert_eq!(&client.recv().await.unwrap()[..], b"hello");
+            let domain = connect_and_accept(provider, |name| serial().connect(name)).await;
             assert_eq!(domain.stats().concurrent_uses, 0);
         };
         multi_thread_runtime().block_on(async { tokio::spawn(work).await.unwrap() });
