@@ -44,7 +44,7 @@ pub use endpoint::{
     TransportEndpoint, TrySend,
 };
 pub use endpoint_context::EndpointContext;
-pub use fast_path::{FastPath, FastPathResult, LoanAllocator};
+pub use fast_path::{BlockableFastPath, FastPath, FastPathResult, LoanAllocator};
 pub use wait::{Interest, SocketIo, WaitSet, WaitToken};
 
 /// The implementation of a provider: states its offers and opens its domains.

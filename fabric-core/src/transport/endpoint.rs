@@ -12,7 +12,7 @@ use crate::matching::PeerKey;
 use crate::mr::{DirectRegion, RmaIov};
 use crate::stats::EndpointStats;
 
-use super::{ConnReq, EndpointContext, EngineContext, FastPath, OpKey, TxOp, WaitToken};
+use super::{BlockableFastPath, ConnReq, EndpointContext, EngineContext, OpKey, TxOp, WaitToken};
 
 /// Outcome of an attempt to send *inline*: within the call that posts the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -236,7 +236,7 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
 
     /// Returns a path to the peers of this endpoint that does not need the domain's lock. Called
     /// once, when the endpoint is opened.
-    fn fast_path(&self) -> Option<Arc<dyn FastPath>> {
+    fn fast_path(&self) -> Option<Arc<dyn BlockableFastPath>> {
         None
     }
 

@@ -73,7 +73,10 @@ pub trait FastPath: Send + Sync {
 
     /// Executes as [`TransportEndpoint::try_atomic`](super::TransportEndpoint::try_atomic) does.
     fn try_atomic(&self, tx_op: &TxOp, operands: &[u8], result: &mut [u8]) -> FastPathResult;
+}
 
+/// A fast path as its engine has it.
+pub trait BlockableFastPath: FastPath {
     /// Blocks or unblocks the fast path: while operations are queued, no other may overtake them.
     /// Called with the domain's lock held.
     fn set_blocked(&self, blocked: bool);

@@ -61,9 +61,4 @@ impl FastPath for SerialFastPath {
     fn try_atomic(&self, tx_op: &TxOp, operands: &[u8], result: &mut [u8]) -> FastPathResult {
         self.within_flag(|inner| inner.try_atomic(tx_op, operands, result))
     }
-
-    /// Called in the domain, and so within the flag.
-    fn set_blocked(&self, blocked: bool) {
-        self.inner.set_blocked(blocked);
-    }
 }

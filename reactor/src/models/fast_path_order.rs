@@ -12,7 +12,7 @@ use fabric_core::av::AddressTable;
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
 use fabric_core::info::Progress;
-use fabric_core::transport::{EpId, FastPath, FastPathResult, TxOp};
+use fabric_core::transport::{BlockableFastPath, EpId, FastPath, FastPathResult, TxOp};
 use loom::thread;
 
 use super::mock_transport::MockConnection;
@@ -55,7 +55,9 @@ impl FastPath for MockFastPath {
     fn try_atomic(&self, _: &TxOp, _: &[u8], _: &mut [u8]) -> FastPathResult {
         FastPathResult::WouldBlock
     }
+}
 
+impl BlockableFastPath for MockFastPath {
     fn set_blocked(&self, blocked: bool) {
         // SYNC: as in `ConnectionTable::set_blocked`.
         self.blocked.store(blocked.into(), Ordering::Release);

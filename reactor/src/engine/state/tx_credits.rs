@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
-use fabric_core::transport::{FastPath, OpKey};
+use fabric_core::transport::{BlockableFastPath, OpKey};
 use fabric_core::{FiAddr, Resource};
 
 /// The transmit credits of one endpoint. A slow peer can use up its own share of the credits, but
@@ -25,7 +25,7 @@ pub(crate) struct TxCredits {
     /// The number of waiters that are fenced.
     fences: usize,
     /// Executes operations without the domain's lock, if the transport offers it.
-    fast_path: Option<Arc<dyn FastPath>>,
+    fast_path: Option<Arc<dyn BlockableFastPath>>,
 }
 
 /// An operation or permit that waits for a credit, or a fenced operation that waits for earlier
@@ -77,11 +77,11 @@ impl TxCredits {
         }
     }
 
-    pub(crate) fn set_fast_path(&mut self, fast_path: Option<Arc<dyn FastPath>>) {
+    pub(crate) fn set_fast_path(&mut self, fast_path: Option<Arc<dyn BlockableFastPath>>) {
         self.fast_path = fast_path;
     }
 
-    pub(crate) fn fast_path(&self) -> Option<&Arc<dyn FastPath>> {
+    pub(crate) fn fast_path(&self) -> Option<&Arc<dyn BlockableFastPath>> {
         self.fast_path.as_ref()
     }
 

@@ -22,7 +22,7 @@ use fabric_core::FiAddr;
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
 use fabric_core::mr::RmaIov;
-use fabric_core::transport::{FastPath, FastPathResult, TxOp};
+use fabric_core::transport::{BlockableFastPath, FastPath, FastPathResult, TxOp};
 
 use super::record::ALIGN_PAYLOAD_FROM;
 use super::tx_connection::{PushOutcome, TxConnection};
@@ -171,7 +171,9 @@ impl FastPath for ConnectionTable {
         let len = tx_op.remote.map_or(0, |remote| remote.len);
         tx.fast_path_result(executed, tx_op.kind, len)
     }
+}
 
+impl BlockableFastPath for ConnectionTable {
     fn set_blocked(&self, blocked: bool) {
         // SYNC: pairs with the acquire in `lock_inline`.
         self.blocked.store(blocked, Ordering::Release);

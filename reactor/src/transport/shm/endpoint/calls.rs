@@ -8,8 +8,8 @@ use fabric_core::matching::PeerKey;
 use fabric_core::mr::{DirectRegion, RmaIov};
 use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{
-    Disconnect, EndpointConnection, EndpointContext, EngineContext, FastPath, OpKey, SentLoans,
-    TransportEndpoint, TrySend, TxOp, WaitToken,
+    BlockableFastPath, Disconnect, EndpointConnection, EndpointContext, EngineContext, OpKey,
+    SentLoans, TransportEndpoint, TrySend, TxOp, WaitToken,
 };
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
@@ -231,7 +231,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         }
     }
 
-    fn fast_path(&self) -> Option<Arc<dyn FastPath>> {
+    fn fast_path(&self) -> Option<Arc<dyn BlockableFastPath>> {
         Some(self.tx_connections.clone())
     }
 
