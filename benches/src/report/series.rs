@@ -48,7 +48,14 @@ fn attributes(record: &Record) -> [(&'static str, String); ATTRIBUTES] {
         ("peers ", record.peers.to_string()),
         ("threads ", record.threads.to_string()),
         ("endpoints ", record.endpoints.to_string()),
-        ("fan-in ", record.fan_in.to_string()),
+        (
+            "",
+            if record.fan_in {
+                "fan-in".into()
+            } else {
+                String::new()
+            },
+        ),
         ("domains ", record.domains.clone()),
         ("streams ", record.streams.to_string()),
     ]
