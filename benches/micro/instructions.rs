@@ -21,6 +21,8 @@ mod suite;
 use std::hint::black_box;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use fabric_bench::instructions::{self, CountTable, Counts};
 use suite::Microbench;
@@ -119,14 +121,20 @@ fn count_all(options: &Options) -> Result<(), String> {
         println!("skipped: valgrind is not installed; on Debian: apt-get install valgrind");
         return Ok(());
     }
+    let benches = suite::all();
+    let is_selected = |bench: &Microbench| {
+        options.rows.is_empty()
+            || options
+                .rows
+                .iter()
+                .any(|part| bench.name.contains(&part[..]))
+    };
+    let selected = benches.iter().enumerate();
+    let selected: Vec<_> = selected.filter(|(_, bench)| is_selected(bench)).collect();
     let mut table = CountTable::of_this_compiler();
     println!("{:<52} instructions  of the loop  atomic", "");
-    for (number, bench) in suite::all().iter().enumerate() {
-        let is_selected = |part: &String| bench.name.contains(part.as_str());
-        if !options.rows.is_empty() && !options.rows.iter().any(is_selected) {
-            continue;
-        }
-        let counts = count(number, bench).map_err(|why| format!("{}: {why}", bench.name))?;
+    for ((_, bench), counts) in selected.iter().zip(count_concurrently(&selected)) {
+        let counts = counts.map_err(|why| format!("{}: {why}", bench.name))?;
         println!(
             "{:<52} {:>12.1} {:>12.1} {:>7.1}",
             bench.name, counts.instructions, counts.in_loop, counts.atomics
@@ -140,6 +148,31 @@ fn count_all(options: &Options) -> Result<(), String> {
         Some(file) => table.check_growth(&CountTable::read(file)?),
         None => Ok(()),
     }
+}
+
+/// Counts one operation of each benchmark, as many at a time as there are processors. Returns the
+/// counts in the order of the benchmarks.
+fn count_concurrently(benches: &[(usize, &Microbench)]) -> Vec<Result<Counts, String>> {
+    let next = AtomicUsize::new(0);
+    let count_some = || {
+        let at = std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
+        at.map_while(|at| {
+            benches
+                .get(at)
+                .map(|(number, bench)| (at, count(*number, bench)))
+        })
+        .collect::<Vec<_>>()
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let mut counts: Vec<_> = thread::scope(|scope| {
+        let counting: Vec<_> = (0..threads).map(|_| scope.spawn(count_some)).collect();
+        let ended = counting.into_iter();
+        ended
+            .flat_map(|thread| thread.join().expect("no panic"))
+            .collect()
+    });
+    counts.sort_by_key(|(at, _)| *at);
+    counts.into_iter().map(|(_, counts)| counts).collect()
 }
 
 /// Counts one operation of a benchmark.

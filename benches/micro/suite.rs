@@ -23,12 +23,12 @@ pub(crate) struct Microbench {
     /// counted, within these functions.
     pub(crate) is_header_to_header: bool,
     /// Prepares the work.
-    pub(crate) prepare: Box<dyn Fn() -> Work>,
+    pub(crate) prepare: Box<dyn Fn() -> Work + Sync>,
 }
 
 impl Microbench {
     /// Creates a microbenchmark of one operation.
-    pub(crate) fn new(name: &'static str, prepare: impl Fn() -> Work + 'static) -> Self {
+    pub(crate) fn new(name: &'static str, prepare: impl Fn() -> Work + Sync + 'static) -> Self {
         Self {
             name,
             operations: 1,

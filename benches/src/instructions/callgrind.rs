@@ -56,8 +56,9 @@ pub fn count(args: &[&str], functions: &str) -> Result<Counts, String> {
 /// Runs this program as [`count`] does, and returns what callgrind has counted.
 pub(super) fn profile(args: &[&str], functions: &str) -> Result<Profile, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let output_file =
-        std::env::temp_dir().join(format!("fabric-callgrind.{}.out", std::process::id()));
+    // Several threads may count.
+    let (id, work) = (std::process::id(), args.join(""));
+    let output_file = std::env::temp_dir().join(format!("fabric-callgrind.{id}{work}.out"));
     let mut command = Command::new("valgrind");
     command
         .args(["--tool=callgrind", "--dump-instr=yes"])

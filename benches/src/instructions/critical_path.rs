@@ -82,7 +82,8 @@ pub fn count_critical_path(
 ) -> Result<Counts, String> {
     let loop_addresses = profile(counted_args, functions)?.loop_addresses;
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let trace_file = std::env::temp_dir().join(format!("fabric-lackey.{}.out", std::process::id()));
+    let (id, work) = (std::process::id(), traced_args.join(""));
+    let trace_file = std::env::temp_dir().join(format!("fabric-lackey.{id}{work}.out"));
     let output = Command::new("valgrind")
         .args(["--tool=lackey", "--trace-mem=yes", "--basic-counts=no"])
         .arg(format!("--log-file={}", trace_file.display()))
