@@ -30,8 +30,8 @@ use crate::thread_model::{Shared, ThreadModel};
 /// # Errors
 /// As of a [probe](crate::Endpoint::probe). For a message beyond the budget:
 /// [`Error::WouldBlock`] with [`Resource::BufferBeyondBudget`](crate::Resource::BufferBeyondBudget)
-/// if the limit has no room for it, and [`Error::OutOfMemory`] if there is no memory for it. The
-/// message stays where it was.
+/// if the limit has no room for it and no buffered message matches, and [`Error::OutOfMemory`] if
+/// there is no memory for it. The message stays where it was.
 ///
 /// # Cancel safety
 /// Safe: a message is claimed only by the poll that returns it.

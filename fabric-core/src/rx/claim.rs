@@ -8,9 +8,10 @@
 //! A held message that is claimed is buffered, even beyond the budget: a program that asks for a
 //! message's length before it allocates a buffer must get the longest message too. But what is
 //! buffered beyond the budget has a limit of its own, as large as the budget and with the same
-//! shares of peers; one message may be longer. A claim beyond the limit fails at once. It could
-//! otherwise wait for messages that only the program can receive or discard: those of other claims,
-//! and those of dropped claims and receives, which stay buffered. No claim waits for room.
+//! shares of peers; one message may be longer. A claim beyond the limit takes a buffered message
+//! instead, or fails at once. It could otherwise wait for messages that only the program can
+//! receive or discard: those of other claims, and those of dropped claims and receives, which stay
+//! buffered. No claim waits for room.
 
 use crate::address::FiAddr;
 use crate::completion::{Outcome, Transfer};

@@ -15,7 +15,8 @@
 //!   turn if the message does not fit into this one.
 //! * A probe finds the held message whose turn it is, and the transport goes on holding it. The
 //!   message that a probe has found is for the next receive or claim that accepts it. For a claim
-//!   the held message is buffered, beyond the budget if need be and there is room. The message goes
+//!   the held message is buffered, beyond the budget if need be and there is room; without room the
+//!   claim takes a buffered message. The message goes
 //!   to its old place and is the first one there, so that the claim takes this message.
 //! * A receive that a buffered message takes outside of a post, because another message was lost or
 //!   is stalled or a multi-receive has ended, is counted, and the turn is that of a later post: the

@@ -423,13 +423,19 @@ proptest! {
     }
 }
 
-/// A held message for which there is no room does not keep claims from a buffered one.
-#[test]
-fn claim_takes_a_buffered_message_if_the_held_one_has_no_room() {
+/// Returns a queue whose transport holds a message of two peers each, which fills the budget.
+fn fixture_with_held_messages() -> Fixture {
     let mut fixture = Fixture::with_budget(BUDGET);
     for peer in [1, 2] {
         assert!(!fixture.deliver(peer, peer.into(), &[1; BUDGET]));
     }
+    fixture
+}
+
+/// A held message for which there is no room does not keep claims from a buffered one.
+#[test]
+fn claim_takes_a_buffered_message_if_the_held_one_has_no_room() {
+    let mut fixture = fixture_with_held_messages();
     let first = claim(&mut fixture, 1, BUDGET).unwrap();
     assert!(fixture.deliver(3, 3, &[1; 100]));
     // More often than a buffered message passes an older held one.
@@ -450,10 +456,7 @@ fn claim_takes_a_buffered_message_if_the_held_one_has_no_room() {
 /// left.
 #[test]
 fn claims_discard_messages_of_peers_that_left() {
-    let mut fixture = Fixture::with_budget(BUDGET);
-    for peer in [1, 2] {
-        assert!(!fixture.deliver(peer, peer.into(), &[1; BUDGET]));
-    }
+    let mut fixture = fixture_with_held_messages();
     let dropped = claim(&mut fixture, 1, BUDGET).unwrap();
     fixture.rx.release_claim(&mut fixture.engine, dropped);
     let refused = claim(&mut fixture, 2, BUDGET).unwrap_err();
