@@ -1,8 +1,12 @@
 //! Buffers of operations: the traits, lists of buffers, and buffers of other crates.
 //!
+//! Buffers in the memory of devices are in [`device`].
+//!
 //! See [buffers](crate::guide::memory#owned-buffers) for the types that implement [`IoBuf`] and
 //! [`IoBufMut`].
 
 pub use fabric_core::buf::{AnyBuf, CustomBuf, FlatBuf, Gather, IoBuf, IoBufMut, Payload, Scatter};
 
 pub use fabric_core::mr::LocalBuffer;
+
+pub mod device;

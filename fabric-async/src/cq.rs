@@ -55,6 +55,19 @@ pub(crate) struct CqInner {
     pub(crate) id: CqId,
     pub(crate) domain: Arc<DomainInner>,
     wait: LazyWaitObject,
+    /// Whether buffers may be memory of a device: the domain has functions that copy it.
+    has_device_buffers: bool,
+}
+
+impl CqInner {
+    /// Copies received bytes to the device for the last `count` completions of `read`.
+    #[inline]
+    fn unstage(&self, read: &mut [Completion], count: usize) {
+        if self.has_device_buffers {
+            let new = read.len() - count;
+            read[new..].iter_mut().for_each(Completion::unstage);
+        }
+    }
 }
 
 impl<M: ThreadModel> CompletionQueue<M> {
@@ -74,6 +87,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
             id,
             domain: domain.inner.clone(),
             wait: LazyWaitObject::default(),
+            has_device_buffers: domain.inner.device_copy().is_some(),
         };
         inner.node.attach_to_parent()?;
         Ok(Self {
@@ -121,6 +135,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
                 .poll_cq(self.inner.id, out, max, cx)
         );
         budget.made_progress();
+        self.inner.unstage(out, count);
         Poll::Ready(count)
     }
 
@@ -128,14 +143,12 @@ impl<M: ThreadModel> CompletionQueue<M> {
     /// (`fi_cq_read`).
     #[doc(alias = "fi_cq_read")]
     pub fn try_read_batch(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
-        let count = self.buffered.len().min(max);
-        out.extend(self.buffered.drain(..count));
-        count
-            + self
-                .inner
-                .domain
-                .engine
-                .try_read_cq(self.inner.id, out, max - count)
+        let buffered = self.buffered.len().min(max);
+        out.extend(self.buffered.drain(..buffered));
+        let CqInner { domain, id, .. } = &*self.inner;
+        let read = domain.engine.try_read_cq(*id, out, max - buffered);
+        self.inner.unstage(out, read);
+        buffered + read
     }
 
     /// Returns the queue's descriptor for an event loop (`FI_GETWAIT`): the same at each call.
@@ -196,6 +209,8 @@ impl<M: ThreadModel> Stream for CompletionQueue<M> {
                 STREAM_BATCH,
                 cx
             ));
+            let read = this.scratch.len();
+            this.inner.unstage(&mut this.scratch, read);
             this.buffered.extend(this.scratch.drain(..));
         }
         budget.made_progress();

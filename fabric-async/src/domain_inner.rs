@@ -1,7 +1,8 @@
 //! The state behind the handles of a domain.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use fabric_core::buf::DeviceCopy;
 use fabric_core::info::Info;
 use fabric_core::transport::{DomainConfig, OpKey};
 use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
@@ -24,6 +25,8 @@ pub(crate) struct DomainInner {
     setup: DomainSetup,
     /// The domain of a resource domain.
     parent: Option<Arc<DomainInner>>,
+    /// The functions that copy memory of devices; of a resource domain, those of its domain.
+    device_copy: OnceLock<Arc<dyn DeviceCopy>>,
 }
 
 /// The options with which a domain was opened: the defaults of its resource domains.
@@ -71,7 +74,19 @@ impl DomainInner {
             eq: Mutex::new(None),
             setup,
             parent,
+            device_copy: OnceLock::new(),
         }
+    }
+
+    /// Returns the functions that copy memory of devices.
+    pub(crate) fn device_copy(&self) -> Option<&Arc<dyn DeviceCopy>> {
+        let own = self.parent.as_deref().unwrap_or(self);
+        own.device_copy.get()
+    }
+
+    /// Sets the functions that copy memory of devices. Returns whether there were none before.
+    pub(crate) fn set_device_copy(&self, copy: Arc<dyn DeviceCopy>) -> bool {
+        self.device_copy.set(copy).is_ok()
     }
 
     pub(crate) fn setup(&self) -> &DomainSetup {

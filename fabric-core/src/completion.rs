@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::address::FiAddr;
 use crate::atomic::{AtomicType, bits_at};
-use crate::buf::{AnyBuf, FlatBuf, IoBuf, LoanedBuf, PooledBuf};
+use crate::buf::{AnyBuf, FlatBuf, IoBuf, LoanedBuf, PooledBuf, unstage_any};
 use crate::error::{Error, Result};
 use crate::flags::OpFlags;
 use crate::matching::{Envelope, PeerKey};
@@ -422,6 +422,15 @@ impl Completion {
         self.bytes()
             .chunks_exact(size)
             .map(move |bytes| T::from_bits(bits_at(bytes, 0, size)))
+    }
+
+    /// Copies received bytes to the device if the buffer is memory of a device; without a lock. If
+    /// the copy fails, so has the operation.
+    #[doc(hidden)]
+    pub fn unstage(&mut self) {
+        if let Err(error) = unstage_any(&mut self.buf, self.transfer.len) {
+            self.error.get_or_insert_with(|| Box::new(error));
+        }
     }
 
     /// Converts the entry into the result that the operation's future would have returned, with the

@@ -31,6 +31,7 @@
 //! | fields of a `fid_domain` | [`Domain::class`], [`Domain::id`], [`Domain::fabric`], [`Domain::info`], [`Domain::children`], [`Domain::context`] |
 //! | `fi_domain_bind`; with `FI_REG_MR` | [`Domain::bind_eq`]; [`Domain::bind_eq_reg_mr`] |
 //! | `fi_open_ops` | [`Domain::extension`], see [`extension`](mod@crate::extension) |
+//! | `fi_set_ops`, `FI_SET_OPS_HMEM_OVERRIDE` | [`Domain::set_device_copy`], see [`device`](mod@crate::buf::device) |
 //! | `fi_endpoint`, `fi_ep_bind`, `fi_enable` | [`Domain::endpoint`], `bind_...` and `enable` of [`EndpointBuilder`] |
 //! | `fi_setname`, `fi_getname` | [`EndpointBuilder::name`], [`Endpoint::name`] |
 //! | `fi_passive_ep`, `fi_pep_bind`, `fi_listen` | [`Fabric::passive_endpoint`], `bind_eq` and `listen` of [`PassiveEndpointBuilder`]; [`PassiveEndpoint::bind`] |
@@ -155,7 +156,7 @@
 //! | discovery | node and service arguments (hints take numeric addresses), `FI_PROV_ATTR_ONLY`, `fid_nic`, `FI_*` environment variables but `FI_PROVIDER`, hooks | no call |
 //! | `addr_format` | anything but `FI_ADDR_STR`, also over `tcp` and `udp` | refused |
 //! | [`Hints::api_version`] above this library's | | refused with `FI_ENODATA`, not `FI_ENOSYS` |
-//! | domain | `fi_set_ops` | no call |
+//! | domain | `fi_set_ops` with another name than `FI_SET_OPS_HMEM_OVERRIDE` | no call |
 //! | thread models | `FI_THREAD_COMPLETION` without locks | served as `FI_THREAD_SAFE`; a [resource domain](crate::resource_domain) for each completion group |
 //! | endpoint types | [`EpType::Msg`] and passive endpoints over `udp` and `sim`; `FI_EP_RDM` over `udp` | `ep_type` refused |
 //! | endpoints | scalable endpoints, shared transmit contexts, `FI_NAMED_RX_CTX` | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` above 1 refused |
@@ -169,7 +170,7 @@
 //! | | on memory of native libfabric peers over `tcp` | [`Error::NotSupported`] |
 //! | memory regions | several ranges (`fi_mr_regv`) | `mr_iov_limit` above 1 refused |
 //! | | raw keys, sub-regions, `FI_MR_DMABUF`, single use, a registration cache | no call; no provider requires [`MrMode::RAW`] |
-//! | | device memory (`FI_HMEM`, `FI_XPU`), persistent memory (`FI_RMA_PMEM`) | `caps` refused |
+//! | | regions of device memory (`FI_MR_HMEM`, `FI_XPU`), persistent memory (`FI_RMA_PMEM`) | no call; `caps` refused |
 //! | address vectors | shared ones (`FI_SHARED_AV`), user ids (`FI_AV_USER_ID`) | `caps` refused |
 //! | | `fi_av_insertsym`, insertion with `FI_EVENT`, `fi_av_set`, `FI_SYMMETRIC`, peer groups, `FI_FIREWALL_ADDR`, names in `fi_ns://` | no call |
 //! | completion queues | `fi_cq_signal`, thresholds, affinity, `prov_errno` | no call |

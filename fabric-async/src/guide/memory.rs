@@ -33,6 +33,7 @@
 //! | [`Loan`] | yes, without a copy over `shm` | cannot receive | |
 //! | [`LoanedBuf`] | yes, without a copy where it can be lent | any message | that of the message |
 //! | `Bytes`, `Arc<[u8]>`, `String`, `&'static str`, `&'static [u8]`, `&'static [u8; N]` | yes | cannot receive | |
+//! | [`DeviceBuffer`](crate::buf::device::DeviceBuffer) | yes, copied from the device | its length | unchanged; the message is at the start |
 //! | [`Gather`] | yes | cannot receive | |
 //! | [`Scatter`] | what it has received | sum of its parts | set for each part |
 //!
@@ -47,6 +48,10 @@
 //! A [`CustomBuf`] is memory of your own: pinned, mapped, from an arena. Its methods run under the
 //! lock of the domain: they must be short, must not panic, and must not call the fabric.
 //! Implementing it is `unsafe`: the bytes must stay in place while the value moves.
+//!
+//! A [`DeviceBuffer`](crate::buf::device::DeviceBuffer) is memory of a device. Only functions that
+//! the program sets with [`Domain::set_device_copy`] copy it; see
+//! [`device`](mod@crate::buf::device).
 //!
 //! # Vectored buffers
 //!

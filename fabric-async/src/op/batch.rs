@@ -142,7 +142,8 @@ fn post_in_chunks<'a, const CHUNK_LEN: usize, O: BatchOp<B>, B: IoBuf, M: Thread
                 buf: Some(buf),
                 completion_options,
             });
-            match chunk[chunk.len() - 1].check(ep) {
+            let last = chunk.len() - 1;
+            match chunk[last].stage_and_check(ep) {
                 Ok(copied_len) => chunk_bytes += copied_len,
                 Err(error) => {
                     let queued = chunk.pop();
@@ -310,9 +311,11 @@ pub(super) fn post_receives_together<O, B: IoBuf>(
 }
 
 impl<O: BatchOp<B>, B: IoBuf> QueuedRequest<O, B> {
-    /// Checks the request, which has its buffer. Returns the number of bytes that the post copies.
-    fn check(&self, ep: &EndpointInner) -> Result<usize> {
-        self.buf.as_ref().map_or(Ok(0), |buf| {
+    /// Stages and checks the request, which has its buffer. Returns the number of bytes that the
+    /// post copies.
+    fn stage_and_check(&mut self, ep: &EndpointInner) -> Result<usize> {
+        self.buf.as_mut().map_or(Ok(0), |buf| {
+            buf.stage(O::IS_SOURCE)?;
             self.op.check(ep, buf)?;
             Ok(self.op.copied_len(buf))
         })

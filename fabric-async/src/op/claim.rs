@@ -206,6 +206,8 @@ impl<M: ThreadModel> Op for ClaimedRecvOp<M> {
 impl<M: ThreadModel> BytesOp for ClaimedRecvOp<M> {}
 
 impl<B: IoBufMut, M: ThreadModel> BufferOp<B> for ClaimedRecvOp<M> {
+    const IS_SOURCE: bool = false;
+
     fn post(
         &mut self,
         ep: &EndpointInner,

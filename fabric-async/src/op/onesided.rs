@@ -246,6 +246,8 @@ impl InjectOp for WriteOp {
 }
 
 impl<B: IoBuf> BufferOp<B> for WriteOp {
+    const IS_SOURCE: bool = true;
+
     #[inline(always)] // on the small-message path
     fn try_fast_path(&self, ep: &EndpointInner, buf: &B) -> Option<Transfer> {
         let len = buf.payload().len();
@@ -362,6 +364,8 @@ impl TransmitOp for ReadOp {
 impl BytesOp for ReadOp {}
 
 impl<B: IoBufMut> BufferOp<B> for ReadOp {
+    const IS_SOURCE: bool = false;
+
     fn post(
         &mut self,
         ep: &EndpointInner,

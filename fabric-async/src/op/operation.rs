@@ -11,14 +11,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use fabric_core::buf::{IoBuf, restore_buffer};
+use fabric_core::buf::IoBuf;
 use fabric_core::completion::{Done, Failed, Transfer};
 use fabric_core::transport::OpKey;
 use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 use tokio::task::coop;
 
 use super::POLLED_AFTER_COMPLETION;
-use super::traits::{BufferOp, empty_buffer};
+use super::traits::{BufferOp, empty_buffer, failed_unstaged, restore_canceled, staged, unstaged};
 use crate::endpoint_inner::EndpointInner;
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -75,6 +75,10 @@ impl<B: IoBuf, M: ThreadModel> Operation<B, M> {
         op: &mut O,
         buf: B,
     ) -> Result<Self, Failed<B>> {
+        if B::IS_STAGED {
+            let buf = staged(buf, O::IS_SOURCE)?;
+            return Self::post(ep, op, buf).map_err(failed_unstaged);
+        }
         if let Some(transfer) = op.try_fast_path(ep, &buf) {
             return Ok(Self::done_inline(buf, transfer));
         }
@@ -91,6 +95,10 @@ impl<B: IoBuf, M: ThreadModel> Operation<B, M> {
             PostResult::Done(transfer, mut buf) => {
                 if O::BUFFER_IS_LOAN {
                     buf.drop_loan();
+                }
+                if B::IS_STAGED {
+                    let Done { buf, transfer } = unstaged(Ok(Done { buf, transfer }))?;
+                    return Ok(Self::done_inline(buf, transfer));
                 }
                 Ok(Self::done_inline(buf, transfer))
             }
@@ -150,7 +158,7 @@ impl<B: IoBuf, M: ThreadModel> Operation<B, M> {
         };
         let buf = ep.domain.engine.cancel(*key).ok()?;
         self.state = OperationState::Resolved;
-        Some(restore_buffer(buf))
+        Some(restore_canceled(buf))
     }
 }
 
@@ -196,6 +204,8 @@ impl<B: IoBuf, M: ThreadModel> Future for Operation<B, M> {
             // The result is large: it is built where it is returned.
             let result = if buffer_is_loan {
                 Poll::Ready(finished.take().map(empty_buffer))
+            } else if B::IS_STAGED {
+                Poll::Ready(unstaged(finished.take()))
             } else {
                 Poll::Ready(finished.take())
             };

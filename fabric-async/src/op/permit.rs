@@ -198,6 +198,7 @@ impl<M: ThreadModel> MessageOp for PermitSendOp<M> {}
 impl<M: ThreadModel> BytesOp for PermitSendOp<M> {}
 
 impl<B: IoBuf, M: ThreadModel> BufferOp<B> for PermitSendOp<M> {
+    const IS_SOURCE: bool = true;
     const BUFFER_IS_LOAN: bool = B::IS_LOAN;
 
     fn post(

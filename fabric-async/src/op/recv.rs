@@ -54,6 +54,8 @@ impl MatchingOp for RecvOp {
 impl BytesOp for RecvOp {}
 
 impl<B: IoBufMut> BufferOp<B> for RecvOp {
+    const IS_SOURCE: bool = false;
+
     #[inline]
     fn post(
         &mut self,

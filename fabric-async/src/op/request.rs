@@ -13,7 +13,7 @@ use fabric_reactor::CreditMode;
 
 use super::traits::{
     AwaitableOp, BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, MatchingOp, MessageOp, Op,
-    QueuedOp, SelectiveOp, TaggedOp, TransmitOp,
+    QueuedOp, SelectiveOp, TaggedOp, TransmitOp, failed_unstaged, staged,
 };
 use super::{CompletionOptions, Operation, RequestFuture};
 use crate::endpoint_inner::EndpointInner;
@@ -363,6 +363,11 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf, M: ThreadModel> Request<'_, O, B, M> {
             None => ep.selective_rx,
         };
         let target = completion_options.target(is_selective);
+        if B::IS_STAGED {
+            let buf = staged(buf, O::IS_SOURCE)?;
+            let posted = op.post(ep, buf, target, CreditMode::NoWait);
+            return posted.map(drop).map_err(failed_unstaged);
+        }
         op.post(ep, buf, target, CreditMode::NoWait).map(drop)
     }
 }

@@ -130,6 +130,7 @@ fn level_error() -> Error {
 }
 
 impl<B: IoBuf> BufferOp<B> for SendOp {
+    const IS_SOURCE: bool = true;
     const BUFFER_IS_LOAN: bool = B::IS_LOAN;
 
     #[inline(always)] // on the small-message path

@@ -129,6 +129,9 @@ pub trait BufferOp<B: IoBuf>: BytesOp {
     /// buffer is empty.
     #[doc(hidden)]
     const BUFFER_IS_LOAN: bool = false;
+    /// Whether the operation takes its bytes from the buffer.
+    #[doc(hidden)]
+    const IS_SOURCE: bool;
 
     /// Tries to execute the operation without the domain's lock. `None` if the operation must be
     /// posted instead.
@@ -213,6 +216,12 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf> AwaitableOp<B> for O {
         cx: &mut Context<'_>,
         posted: &mut Option<OpKey>,
     ) -> Poll<Self::Output> {
+        if B::IS_STAGED {
+            return match staged(buf, O::IS_SOURCE) {
+                Ok(buf) => self.post_and_poll(ep, buf, cx, posted).map(unstaged),
+                Err(failed) => Poll::Ready(Err(failed)),
+            };
+        }
         if let Some(transfer) = self.try_fast_path(ep, &buf) {
             return Poll::Ready(Ok(Done { buf, transfer }));
         }
@@ -228,12 +237,52 @@ impl<O: BytesOp + BufferOp<B>, B: IoBuf> AwaitableOp<B> for O {
         if O::BUFFER_IS_LOAN {
             return completed.take().map(empty_buffer);
         }
+        if B::IS_STAGED {
+            return unstaged(completed.take());
+        }
         completed.take()
     }
 
     fn take_back(&mut self, posted: AnyBuf) -> B {
-        restore_buffer(posted)
+        restore_canceled(posted)
     }
+}
+
+/// Stages the bytes of a buffer for a post.
+#[allow(clippy::result_large_err)] // as of every post
+pub(super) fn staged<B: IoBuf>(mut buf: B, is_source: bool) -> Result<B, Failed<B>> {
+    match buf.stage(is_source) {
+        Ok(()) => Ok(buf),
+        Err(error) => Err(Failed::new(error, buf)),
+    }
+}
+
+/// Ends the staging of a buffer. If that fails, so has the operation.
+pub(super) fn unstaged<B: IoBuf>(result: Result<Done<B>, Failed<B>>) -> Result<Done<B>, Failed<B>> {
+    match result {
+        Ok(Done { mut buf, transfer }) => match buf.unstage(transfer.len) {
+            Ok(()) => Ok(Done { buf, transfer }),
+            Err(error) => Err(Failed {
+                error,
+                buf,
+                transfer,
+            }),
+        },
+        Err(failed) => Err(failed_unstaged(failed)),
+    }
+}
+
+/// Ends the staging of the buffer of an operation that has failed, and keeps its error.
+pub(super) fn failed_unstaged<B: IoBuf>(mut failed: Failed<B>) -> Failed<B> {
+    let _ = failed.buf.unstage(failed.transfer.len);
+    failed
+}
+
+/// Returns the buffer of an operation that was canceled.
+pub(super) fn restore_canceled<B: IoBuf>(posted: AnyBuf) -> B {
+    let mut buf: B = restore_buffer(posted);
+    let _ = buf.unstage(0);
+    buf
 }
 
 /// Empties the loan of a send that has succeeded: the peer has the memory.

@@ -1,5 +1,7 @@
 //! An endpoint with a fabric, domain, queues and counters of its own.
 
+use std::sync::Arc;
+
 use fabric_async::info::TrafficClass;
 use fabric_async::{
     AddressVector, CompletionQueue, Counter, CounterBind, CqBind, Domain, Endpoint, EventQueue,
@@ -8,6 +10,7 @@ use fabric_async::{
 
 use tokio::task::JoinHandle;
 
+use crate::device_memory::TestDevice;
 use crate::setup::Setup;
 
 /// The settings of an [`EndpointFixture`]; the default is what most scenarios use.
@@ -37,6 +40,8 @@ pub(crate) struct EndpointConfig {
     pub(crate) socket_options: SocketOptions,
     /// The traffic class of the domain.
     pub(crate) tclass: Option<TrafficClass>,
+    /// The device whose memory the domain copies.
+    pub(crate) device: Option<Arc<TestDevice>>,
 }
 
 impl EndpointConfig {
@@ -78,6 +83,7 @@ impl Default for EndpointConfig {
             single_copy_threshold: None,
             socket_options: SocketOptions::new(),
             tclass: None,
+            device: None,
         }
     }
 }
@@ -111,6 +117,9 @@ impl EndpointFixture {
             domain = domain.single_copy_threshold(len);
         }
         let domain = domain.open().unwrap();
+        if let Some(device) = config.device {
+            domain.set_device_copy(device).unwrap();
+        }
         let eq = fabric.event_queue_with_context(config.eq_capacity, EQ_CONTEXT);
         let eq = eq.unwrap();
         match config.reg_mr {

@@ -43,6 +43,7 @@ mod connected_tagged;
 mod counters;
 mod custom_buffers;
 mod datagrams;
+mod device_memory;
 mod endpoint_fixture;
 mod event_loops;
 mod events;

@@ -216,6 +216,8 @@ pub(crate) const FENCE: Requirements = MSG_TAGGED.and(Caps::FENCE);
 pub(crate) const FENCE_ATOMIC: Requirements = ATOMIC.and(Caps::FENCE);
 
 pub(crate) const ANY_EP_TYPE: Requirements = Requirements::any_type(Caps::MSG);
+pub(crate) const HMEM: Requirements = ANY_EP_TYPE.and(Caps::HMEM);
+pub(crate) const RMA_HMEM: Requirements = RMA.and(Caps::HMEM);
 
 pub(crate) const DATAGRAMS: Requirements = Requirements::datagrams(Caps::MSG.union(Caps::SOURCE));
 pub(crate) const MULTICAST: Requirements = DATAGRAMS.and(Caps::MULTICAST);

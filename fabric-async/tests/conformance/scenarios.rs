@@ -555,6 +555,14 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         region_counters_require_fi_rma_event: RMA,
         region_without_remote_read_is_written_and_not_read: ATOMIC,
     }
+    device_memory {
+        fi_hmem_message_goes_from_device_to_device: HMEM,
+        fi_hmem_buffers_are_posted_in_every_way: RMA_HMEM,
+        fi_hmem_buffers_of_writes_and_reads: RMA_HMEM,
+        fi_hmem_failed_copies_fail_their_operation: RMA_HMEM,
+        fi_hmem_truncated_and_canceled_receives: RMA_HMEM,
+        fi_set_ops_is_called_before_objects_are_opened: HMEM,
+    }
     custom_buffers {
         drop_of_registered_buffer_drops_its_memory: RMA,
         registered_buffer_that_shrinks_is_closed_to_peers: ATOMIC,

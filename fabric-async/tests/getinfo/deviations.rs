@@ -101,7 +101,7 @@ pub(crate) const NEVER_REFUSED: &[&str] = &[
 const CONTEXT: &str = "libfabric refuses the capability when the endpoint is opened";
 const TEXT: &str = "addresses are text here, and socket addresses in libfabric";
 const NAMES: &str = "libfabric 1.17 ignores the name if there is no address";
-const DEVICE: &str = "device memory is not served here";
+const DEVICE: &str = "libfabric 1.17 has no device memory over sockets";
 const LEAST: &str = "the least limit is 1 here, and 0 over a provider without RMA in libfabric";
 const SIZE: &str = "the offer of libfabric has the default size, and more is accepted";
 const ORDER: &str = "a one-sided operation over shm does not wait for earlier messages here";
@@ -167,9 +167,9 @@ pub(crate) const DEVIATIONS: &[Deviation] = &[
         1,
         "persistent memory is not served here",
     ),
-    accepted_there(&["shm"], ("caps", "MSG|HMEM"), 2, DEVICE),
-    accepted_there(&["shm"], ("tx_caps", "HMEM"), 2, DEVICE),
-    accepted_there(&["shm"], ("rx_caps", "HMEM"), 2, DEVICE),
+    accepted_here(&["tcp", "udp"], ("caps", "MSG|HMEM"), 3, DEVICE),
+    accepted_here(&["tcp", "udp"], ("tx_caps", "HMEM"), 7, DEVICE),
+    accepted_here(&["tcp", "udp"], ("rx_caps", "HMEM"), 7, DEVICE),
     accepted_here(
         &["shm", "tcp", "udp"],
         ("cntr_cnt", "+"),

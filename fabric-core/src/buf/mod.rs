@@ -6,6 +6,7 @@
 
 mod any;
 mod array;
+mod device;
 mod loan;
 mod loaned;
 mod payload;
@@ -16,6 +17,8 @@ mod vectored;
 pub(crate) use any::append;
 pub use any::{AnyBuf, CustomBuf};
 pub use array::InlineBuf;
+pub(crate) use device::unstage_any;
+pub use device::{DeviceBuffer, DeviceCopy, DeviceMemory, MemoryInterface};
 pub use loan::{Loan, LoanMemory};
 pub use loaned::{LoanedBuf, PeerMemory};
 pub use payload::{LoanedPayload, Payload, VectoredPayload};
@@ -36,7 +39,8 @@ pub(crate) mod sealed {
 
 /// A buffer whose bytes can be sent: `Vec<u8>`, `Box<[u8]>`, `Arc<[u8]>`, `[u8; N]`, `Bytes`,
 /// `BytesMut`, `&'static [u8]`, `&'static str`, `String`, [`PooledBuf`], [`Loan`], [`LoanedBuf`],
-/// or the user's own type with [`CustomBuf`]; or a vector of buffers: [`Gather`].
+/// a [`DeviceBuffer`], or the user's own type with [`CustomBuf`]; or a vector of buffers:
+/// [`Gather`].
 ///
 /// An array of up to 31 bytes is stored in the operation itself, a longer one is moved to the heap
 /// when its operation has to wait.
@@ -51,6 +55,27 @@ pub trait IoBuf: sealed::Sealed + Send + Unpin + Sized + 'static {
     /// Whether a send gives the memory to the peer.
     #[doc(hidden)]
     const IS_LOAN: bool = false;
+    /// Whether the bytes are staged: in memory of this process only while an operation needs them.
+    #[doc(hidden)]
+    const IS_STAGED: bool = false;
+    /// Stages the bytes before a post, without a lock. `is_source` says whether the operation takes
+    /// its bytes from the buffer.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); those of the copy from the device.
+    #[doc(hidden)]
+    fn stage(&mut self, _is_source: bool) -> crate::Result<()> {
+        Ok(())
+    }
+    /// Ends the staging after an operation that moved `len` bytes, without a lock: received bytes
+    /// go to the device.
+    ///
+    /// # Errors
+    /// Those of the copy to the device.
+    #[doc(hidden)]
+    fn unstage(&mut self, _len: usize) -> crate::Result<()> {
+        Ok(())
+    }
     /// Returns the key of memory that a send gives to the peer without a copy.
     #[doc(hidden)]
     #[inline]

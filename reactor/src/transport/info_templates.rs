@@ -18,7 +18,8 @@ const IOV_LIMIT: usize = 64;
 pub(super) fn base_info(provider: &str, caps: Caps) -> Info {
     let mut info = Info::template(provider, provider, provider);
     info.fabric.provider_version = Version::new(0, 1);
-    info.caps = caps | Caps::MSG | Caps::MSG_DIRECTIONS | Caps::SOURCE | Caps::SOURCE_ERR;
+    let msg_caps = Caps::MSG | Caps::MSG_DIRECTIONS | Caps::SOURCE | Caps::SOURCE_ERR;
+    info.caps = caps | msg_caps | Caps::HMEM;
     info.domain.caps = caps & (Caps::LOCAL_COMM | Caps::REMOTE_COMM);
     info.domain.av_type = Some(AvType::Table);
     info.domain.mr_mode = MrMode::SCALABLE;
