@@ -356,7 +356,8 @@ impl EndpointInner {
         self.node.check_open()?;
         if spec.from.is_some() && !caps.contains(Caps::DIRECTED_RECV) {
             return Err(Error::NotSupported(
-                "directed receives (the endpoint has no FI_DIRECTED_RECV)",
+                "directed receives, since the endpoint has no FI_DIRECTED_RECV; request \
+                 Caps::DIRECTED_RECV in the hints",
             ));
         }
         self.check_caps(caps, spec.tag.is_some(), Caps::RECV)

@@ -4,8 +4,8 @@
 //! objects wait for each other. A *resource domain* is a part of a domain with its own lock, its
 //! own driver or progress thread, and, over `tcp`, its own io_uring instance. Endpoints, completion
 //! queues, counters and shared receive contexts are opened in it, by the same calls as in a domain.
-//! One thread uses it under `FI_THREAD_COMPLETION`. In the experimental verbs it is the resource
-//! domain (`ibv_exp_create_res_domain`).
+//! A program written for `FI_THREAD_COMPLETION` opens one for each of its threads. It corresponds
+//! to the resource domain of the experimental verbs (`ibv_exp_create_res_domain`).
 //!
 //! [`Domain::resource_domain`] returns the builder. The builder opens a [`Domain`] of class
 //! [`ResourceDomain`](crate::Class::ResourceDomain), which is a child of the *parent domain*: close
@@ -20,18 +20,19 @@
 //! | loan that is sent without a copy | the same resource domain |
 //! | event queue | the fabric |
 //!
-//! Others are refused with [`Error::WrongParent`]; other loans are copied. A handle of an address
-//! vector's peer ([`FiAddr`](crate::FiAddr)) is valid for all endpoints that bind the vector. A
-//! resource domain is bound to the event queue of its parent domain, unless it is bound to another
-//! one. The limits `ep_cnt`, `cq_cnt`, `cntr_cnt` and `mr_cnt` apply to the parent domain and all
-//! its resource domains together. A resource domain cannot contain another one.
+//! Binding another object fails with [`Error::WrongParent`]; an auto-insert vector of the parent
+//! domain is refused by `enable`, with [`Error::Invalid`]. Other loans are copied. A handle of an
+//! address vector's peer ([`FiAddr`](crate::FiAddr)) is valid for all endpoints that bind the
+//! vector. A resource domain is bound to the event queue of its parent domain, unless it is bound
+//! to another one. The limits `ep_cnt`, `cq_cnt`, `cntr_cnt` and `mr_cnt` apply to the parent
+//! domain and all its resource domains together. A resource domain cannot contain another one.
 //!
 //! A resource domain may have another [thread model](crate::guide::threads), [`MessageModel`] and
 //! wait policy than the parent domain. The progress mode is that of the parent domain.
 //!
 //! The thread that opens a resource domain of model [`Pinned`] owns the resource domain. Clone the
-//! handles of the parent domain and of the address vectors for that thread; other threads keep
-//! theirs. If another thread removes an address or closes a region, the owner sees that at its next
+//! `Shared` handles of the parent domain and of the address vectors, and move the clones to that
+//! thread. If another thread removes an address or closes a region, the owner sees that at its next
 //! call or poll. A counter that is bound to a region counts accesses through endpoints of the
 //! domain or resource domain in which the region was opened.
 //!
@@ -137,7 +138,7 @@ impl<'a, M: ThreadModel> ResourceDomainBuilder<'a, M> {
     ///
     /// The resource domain has a driver of its own: a task of the runtime of the calling thread, a
     /// thread under automatic progress, or an event loop of the program. So the thread of the
-    /// parent domain may block meanwhile.
+    /// parent domain may block, as in `join`, if no endpoint of the parent domain needs progress.
     ///
     /// # Errors
     /// [`Error::Closed`] when the parent domain is closed; [`Error::Invalid`] when the parent is a

@@ -20,7 +20,7 @@ mod sealed {
 /// What the application promises of the threads that use the objects of a domain (`enum
 /// fi_threading`): a type parameter of handles, requests and operations.
 ///
-/// | model | level of the info | handles |
+/// | model | level of the info, of domains that are no resource domains | handles |
 /// |---|---|---|
 /// | [`Shared`], the default | any | `Send` and `Sync` |
 /// | [`Serial`] | [`Threading::Domain`] | `Send` and `Sync` |
@@ -78,10 +78,10 @@ pub enum Serial {}
 ///
 /// Messages over `shm` are sent and received without a lock, and without an atomic
 /// read-modify-write for exclusion; look-ups of memory regions, and sockets with io_uring, have
-/// locks that no other thread holds for long. Such a domain has [`Threading::Domain`] and manual
-/// progress, and its driver is a task of the same thread. Open it with
-/// [`DomainBuilder::thread_model`](crate::DomainBuilder::thread_model), or with
-/// [`BindOptions::thread_model`](crate::BindOptions::thread_model).
+/// locks, which threads that use other handles of the parent domain hold for a short time. Such a
+/// domain has [`Threading::Domain`] and manual progress, and its driver is a task of the same
+/// thread. Open it with [`DomainBuilder::thread_model`](crate::DomainBuilder::thread_model), or
+/// with [`BindOptions::thread_model`](crate::BindOptions::thread_model).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

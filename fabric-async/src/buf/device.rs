@@ -1,13 +1,14 @@
-//! Memory of devices, which only functions of the program can copy (`FI_HMEM`,
+//! Memory of devices, copied by functions that the program supplies (`FI_HMEM`,
 //! `FI_SET_OPS_HMEM_OVERRIDE`).
 //!
-//! 1. Request [`Caps::HMEM`](crate::Caps::HMEM), and open the domain.
-//! 2. Set the copy functions: [`Domain::set_device_copy`], before the domain has other objects.
+//! 1. Request [`Caps::HMEM`](crate::Caps::HMEM) if the hints have capabilities. Open the domain.
+//! 2. Set the copy functions: [`Domain::set_device_copy`], before anything is opened in the domain,
+//!    resource domains included. A bound event queue does not count.
 //! 3. Create buffers: [`Domain::device_buffer`]. Sends, receives, writes and reads take them.
 //!
-//! The providers copy between the memory of a device and memory of this process, in which a message
-//! is while an operation is posted. There is no transfer from device to device, and no region of
-//! device memory: a peer reads and writes memory of this process.
+//! While an operation is posted, its bytes are in a staging buffer in memory of this process. The
+//! functions copy between the staging buffer and the device. Device memory cannot be registered, so
+//! peers cannot read or write it.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -77,9 +78,9 @@ use crate::thread_model::ThreadModel;
 
 /// # Memory of devices
 impl<M: ThreadModel> Domain<M> {
-    /// Sets the functions that copy memory of devices, once and before the domain has other objects
-    /// (`fi_set_ops`, `FI_SET_OPS_HMEM_OVERRIDE`). All objects of the domain use them, those of its
-    /// resource domains too. See [`device`](crate::buf::device).
+    /// Sets the functions that copy memory of devices, once and before anything is opened in the
+    /// domain (`fi_set_ops`, `FI_SET_OPS_HMEM_OVERRIDE`). All objects of the domain use them, those
+    /// of its resource domains too. See [`device`](crate::buf::device).
     ///
     /// # Errors
     /// [`Error::NotSupported`] in a domain without [`Caps::HMEM`]; [`Error::Invalid`] when the

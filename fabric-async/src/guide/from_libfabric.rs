@@ -166,7 +166,7 @@
 //! | messages | limits for each class (one `max_msg_size`, one `inject_size`); `FI_TAGGED_DIRECTED_RECV`, `FI_EXACT_DIRECTED_RECV`, `FI_RX_CQ_DATA`, tag formats of MPI and CCL | `caps`, `mode` refused, or no call |
 //! | | tags to connected libfabric peers that do not [announce them](super::connected_endpoints#tags) | [`Error::NotSupported`] |
 //! | one-sided | over `udp`; windows over `tcp` | `caps` refused; [`Error::NotSupported`] |
-//! | atomics | 10 of 20 data types: complex, `long double`, 128-bit and short floats are missing; several places in one operation (`fi_rma_ioc`; served for RXM peers); local gather; tagged targets | no call |
+//! | atomics | `long double` and its complex type; several places in one operation (`fi_rma_ioc`; served for RXM peers); local gather; tagged targets | no call |
 //! | | on memory of native libfabric peers over `tcp` | [`Error::NotSupported`] |
 //! | memory regions | several ranges (`fi_mr_regv`) | `mr_iov_limit` above 1 refused |
 //! | | raw keys, sub-regions, `FI_MR_DMABUF`, single use, a registration cache | no call; no provider requires [`MrMode::RAW`] |

@@ -6,12 +6,12 @@
 //! | | [`Shared`], the default | [`Serial`] | [`Pinned`] |
 //! |---|---|---|---|
 //! | handles, requests, operations | `Send` and `Sync` | `Send` and `Sync`: one thread at a time may use the domain | neither: one thread may use them |
-//! | exclusion | a mutex for the domain, a spin lock for each connection over `shm` | a flag for the domain | each call checks its thread, and a plain flag against calls from within calls |
+//! | exclusion | a mutex for the domain, a spin lock for each connection over `shm` | a flag for the domain | each call compares the thread, and a flag that is not atomic detects calls from within calls |
 //! | a second thread at the same time | waits | is noticed: its call fails or waits | does not compile |
 //! | atomic read-modify-writes per message over `shm`: awaited; in a batch | 4.3; 0.3 | 3.3; 0.1 | 1.3; 0.0 |
 //! | half round trip of 8 bytes over `shm`, [`Shared`] = 1 (less is better) | 1 | 1.0 | 1.03 |
-//! | messages per second, [`Shared`] = 1: awaited; in batches | 1 | 1.0; 1.0 | 1.04; 1.0 |
-//! | [`Threading`] of the info | any | [`Threading::Domain`] | [`Threading::Domain`] |
+//! | messages per second, [`Shared`] = 1 (more is better): awaited; in batches | 1 | 1.0; 1.0 | 1.04; 1.0 |
+//! | [`Threading`] of the info, except for resource domains | any | [`Threading::Domain`] | [`Threading::Domain`] |
 //! | progress | manual or automatic | manual or automatic | manual |
 //! | driver | a task, a thread, or an event loop | a task, a thread, or an event loop | a task on the same thread, or an event loop |
 //! | asynchronous registration | yes | no | no, because it opens regions on other threads |
@@ -257,9 +257,9 @@
 //!
 //! # The thread of a `Pinned` domain
 //!
-//! The thread that opens the domain owns it. Opening needs a current-thread runtime; in a
-//! [`LocalSet`] of a multi-thread runtime, use [`open_local`]. Without a runtime, open
-//! the domain for an [event loop](super::event_loops) of the same thread
+//! The thread that opens the domain owns it. Opening a domain or resource domain needs a
+//! current-thread runtime; in a [`LocalSet`] of a multi-thread runtime, use [`open_local`]. Without
+//! a runtime, open the domain for an [event loop](super::event_loops) of the same thread
 //! ([`driven_by_event_loop`](crate::DomainBuilder::driven_by_event_loop)).
 //!
 //! * Buffers, loans, descriptors ([`WaitFd`]) and events are values: they move freely.
@@ -269,7 +269,8 @@
 //! * A passive endpoint has a domain of its own, of model [`Shared`]. A `Pinned` domain accepts the
 //!   connection requests of the passive endpoint with [`EndpointBuilder::accept`].
 //! * Do not move the runtime to another thread: the driver ends when it runs or is dropped there,
-//!   tasks that wait at that moment are not woken, and later polls keep themselves runnable.
+//!   tasks that wait at that moment are not woken, and a later poll wakes its own task at once, so
+//!   that the task uses a whole core.
 //! * Do not call the domain from a waker or a method of a [`CustomBuf`](crate::buf::CustomBuf):
 //!   with `Pinned` the call panics, with [`Shared`] it blocks for ever, with [`Serial`] it fails or
 //!   panics.

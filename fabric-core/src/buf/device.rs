@@ -51,9 +51,15 @@ pub struct DeviceMemory {
 
 /// The functions that copy the memory of devices (`struct fi_hmem_override_ops`).
 ///
-/// A domain calls them on the thread that posts an operation, or that takes its result, and never
-/// while a lock of the fabric is held: the functions may block, and may call into the domain. They
-/// are called with every [`MemoryInterface`] of which the program creates buffers.
+/// A send or write calls [`copy_from_device`](Self::copy_from_device) in the call that posts it, or
+/// in the first poll of its future. A receive or read calls
+/// [`copy_to_device`](Self::copy_to_device) in the poll that returns its result, or in the read of
+/// the completion queue. No lock of the fabric is held: the functions may block, and may call into
+/// the domain. Threads may call them at the same time. All kinds of memory come to them, `System`
+/// too: they distinguish by [`DeviceMemory::interface`].
+///
+/// A panic of a function unwinds through the call or poll that it runs in. The message of a receive
+/// is then lost.
 #[doc(alias = "fi_hmem_override_ops")]
 pub trait DeviceCopy: Send + Sync + 'static {
     /// Copies bytes of `memory`, from `offset` on, to `to`, and returns how many were copied.
@@ -84,7 +90,7 @@ pub trait DeviceCopy: Send + Sync + 'static {
 
 /// A buffer in the memory of a device, created by `Domain::device_buffer`.
 ///
-/// Every operation that takes a buffer takes this one, and returns it; but it is no part of a
+/// Every operation that takes a buffer takes this one, and returns it; but it cannot be a part of a
 /// [`Gather`](super::Gather) or [`Scatter`](super::Scatter). A send or write copies the bytes from
 /// the device when it is posted. A receive or read copies the bytes to the device before the
 /// program gets the result, from its future or from a completion queue. Until then the bytes are in
@@ -93,6 +99,7 @@ pub trait DeviceCopy: Send + Sync + 'static {
 ///
 /// If a copy to the device fails, the operation fails with the error of the copy, although the
 /// message was received; its bytes are lost. Dropping the buffer frees no memory of the device.
+/// Buffers may overlap; operations that use the same bytes at the same time copy in any order.
 #[doc(alias = "FI_HMEM")]
 pub struct DeviceBuffer(Box<StagedDeviceMemory>);
 
@@ -108,6 +115,7 @@ struct StagedDeviceMemory {
 
 impl DeviceBuffer {
     /// Creates a buffer in memory that `copy` can copy.
+    #[doc(hidden)]
     #[must_use]
     pub fn new(memory: DeviceMemory, copy: Arc<dyn DeviceCopy>) -> Self {
         Self(Box::new(StagedDeviceMemory {
