@@ -36,13 +36,6 @@ impl<'a, E: EngineContext> EndpointContext<'a, E> {
         Self { ep, rx, engine }
     }
 
-    /// Returns the engine, for models whose transport has no receive queue.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn engine(&self) -> &E {
-        self.engine
-    }
-
     /// Returns the id of the endpoint.
     #[must_use]
     pub fn ep(&self) -> EpId {

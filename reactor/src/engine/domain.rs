@@ -20,7 +20,7 @@ use super::state::regions::SharedRegions;
 use super::updates::{DomainEngines, DomainUpdates};
 use super::wait_policy::ReservedCore;
 use crate::sys::EpollSet;
-use crate::sys::thread_lock::Owner;
+use crate::sys::thread_lock::LockMode;
 
 /// A completed operation whose result is to be taken. It holds the domain's lock.
 #[must_use = "the result stays in its slot until `take`"]
@@ -114,9 +114,9 @@ impl DomainHandle {
         }
         let set = Arc::new(EpollSet::new()?);
         config.socket_options.check()?;
-        let owner = Owner::new(config.thread_mode);
+        let lock_mode = LockMode::new(config.thread_mode);
         let mut transport_config = config.clone();
-        owner.share_in(&mut transport_config);
+        lock_mode.share_in(&mut transport_config);
         let domain = transport.open_domain(info, set.clone(), &transport_config)?;
         let progress = info.domain.data_progress;
         let engine = Arc::new(Engine::new(
@@ -125,7 +125,7 @@ impl DomainHandle {
             (policy, model),
             reserved_core,
             progress,
-            owner,
+            lock_mode,
             regions.clone(),
         ));
         let loan_allocator = {
@@ -148,6 +148,17 @@ impl DomainHandle {
             regions,
             engines,
         })
+    }
+
+    /// Returns a handle of an engine without regions.
+    #[cfg(all(test, loom))]
+    pub(crate) fn for_models(engine: Arc<Engine>) -> Self {
+        Self {
+            engine,
+            loan_allocator: None,
+            regions: SharedRegions::default(),
+            engines: Arc::default(),
+        }
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
@@ -255,7 +266,7 @@ impl DomainHandle {
     /// Returns [`DomainStats::concurrent_uses`] without locking the domain.
     #[must_use]
     pub fn concurrent_uses(&self) -> u64 {
-        let flag = self.engine.owner.use_flag();
+        let flag = self.engine.lock_mode.use_flag();
         flag.map_or(0, |flag| flag.concurrent_uses())
     }
 

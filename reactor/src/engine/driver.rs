@@ -23,7 +23,7 @@ use super::wait_fd::WaitFd;
 use super::wait_policy::SpinBudget;
 use crate::sys::EpollSet;
 use crate::sys::sync;
-use crate::sys::thread_lock::Owner;
+use crate::sys::thread_lock::LockMode;
 
 /// Interval at which the driver thread checks whether the application still polls.
 const STANDBY_PERIOD: Duration = Duration::from_millis(1);
@@ -155,7 +155,7 @@ pub(crate) fn run_thread(set: &EpollSet, engine: &Weak<Engine>) {
 /// and reports that as an event of the domain. From then on waiting tasks keep themselves runnable.
 struct DriverExitGuard {
     engine: Weak<Engine>,
-    owner: Owner,
+    lock_mode: LockMode,
     /// Set on a thread that cannot lock the domain.
     ended_elsewhere: Arc<AtomicBool>,
     /// The kind of driver, for `tracing` events: `task` or `thread`.
@@ -166,7 +166,7 @@ impl DriverExitGuard {
     fn new(engine: &Arc<Engine>, kind: &'static str) -> Self {
         Deferred::emit_now(TraceEvent::DriverStarted(kind));
         Self {
-            owner: engine.owner.clone(),
+            lock_mode: engine.lock_mode.clone(),
             ended_elsewhere: engine.driver_ended_elsewhere.clone(),
             engine: Arc::downgrade(engine),
             kind,
@@ -176,7 +176,7 @@ impl DriverExitGuard {
 
 impl Drop for DriverExitGuard {
     fn drop(&mut self) {
-        if !self.owner.admits_current_thread() {
+        if !self.lock_mode.admits_current_thread() {
             self.ended_elsewhere.store(true, Ordering::Relaxed);
         } else if let Some(engine) = self.engine.upgrade() {
             let mut locked = engine.lock_as_driver();
@@ -225,7 +225,7 @@ impl TaskDriver {
         mut readable: impl FnMut(&mut Context<'_>) -> Poll<Result<(), E>>,
     ) -> Poll<()> {
         loop {
-            if !self.exit_guard.owner.admits_current_thread() {
+            if !self.exit_guard.lock_mode.admits_current_thread() {
                 return Poll::Ready(());
             }
             let Some(engine) = self.engine.upgrade() else {
@@ -255,14 +255,14 @@ impl Drop for Engine {
 /// Wakes the driver of a domain, from threads that may not make progress in the domain.
 #[derive(Clone, Debug)]
 pub struct DomainWaker {
-    owner: Owner,
+    lock_mode: LockMode,
     wait_set: Weak<EpollSet>,
 }
 
 impl DomainWaker {
     pub(crate) fn new(engine: &Engine) -> Self {
         Self {
-            owner: engine.owner.clone(),
+            lock_mode: engine.lock_mode.clone(),
             wait_set: Arc::downgrade(&engine.wait_set),
         }
     }
@@ -270,7 +270,7 @@ impl DomainWaker {
     /// Returns whether the calling thread may make progress in the domain.
     #[must_use]
     pub fn admits_current_thread(&self) -> bool {
-        self.owner.admits_current_thread()
+        self.lock_mode.admits_current_thread()
     }
 
     /// Wakes the driver, which makes a pass, or makes the descriptor of a domain in an event loop

@@ -232,7 +232,7 @@ impl DomainHandle {
         let locked = self.engine().lock();
         let ep = locked.domain.endpoints.get(ep)?;
         let fast_path = ep.tx_credits.fast_path()?.clone();
-        Some(match self.engine().owner.use_flag() {
+        Some(match self.engine().lock_mode.use_flag() {
             Some(flag) => Arc::new(SerialFastPath::new(flag.clone(), fast_path)),
             None => fast_path,
         })

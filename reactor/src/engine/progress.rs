@@ -68,7 +68,7 @@ use super::state::update_queue::UpdateQueue;
 use super::wait_policy::{PollSpinner, ReservedCore};
 use crate::sys::EpollSet;
 use crate::sys::fork_guard::ForkGuard;
-use crate::sys::thread_lock::{DomainGuard, DomainLock, Owner};
+use crate::sys::thread_lock::{DomainGuard, DomainLock, LockMode};
 use crate::sys::use_flag::Role;
 
 /// A transport whose domains run under this engine.
@@ -153,7 +153,7 @@ pub(crate) struct Engine {
     /// changes.
     pub(crate) app_polls: AtomicU64,
     /// Which threads use the domain.
-    pub(crate) owner: Owner,
+    pub(crate) lock_mode: LockMode,
     /// Whether the driver of a domain with an owner has ended on another thread, which cannot lock
     /// the domain.
     pub(crate) driver_ended_elsewhere: Arc<AtomicBool>,
@@ -169,7 +169,7 @@ impl Engine {
         (policy, message_model): (WaitPolicy, MessageModel),
         reserved_core: Option<ReservedCore>,
         progress_mode: Progress,
-        owner: Owner,
+        lock_mode: LockMode,
         regions: SharedRegions,
     ) -> Self {
         let state = EngineState {
@@ -195,8 +195,8 @@ impl Engine {
             app_polls: AtomicU64::new(0),
             driver_ended_elsewhere: Arc::default(),
             updates: Arc::default(),
-            state: DomainLock::new(owner.clone(), state),
-            owner,
+            state: DomainLock::new(lock_mode.clone(), state),
+            lock_mode,
         }
     }
 
@@ -471,7 +471,7 @@ impl<'a> EngineGuard<'a> {
     /// Reports that two threads used the domain at the same time, unless an event has reported it.
     #[inline]
     pub(crate) fn report_concurrent_use(&mut self) {
-        if let Some(flag) = self.engine.owner.use_flag()
+        if let Some(flag) = self.engine.lock_mode.use_flag()
             && flag.concurrent_uses() > 0
             && !self.concurrent_use_reported
         {
@@ -661,7 +661,7 @@ impl<'a> EngineGuard<'a> {
     /// Establishes the invariant before a caller that will wait releases the lock. Returns true
     /// when the caller must keep itself runnable.
     pub(crate) fn ensure_driven_for_waiter(&mut self) -> bool {
-        if !self.engine.owner.is_shared() {
+        if !self.engine.lock_mode.is_shared() {
             self.check_other_threads();
         }
         let spins = self.engine.policy == WaitPolicy::Spin;

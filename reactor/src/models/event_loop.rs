@@ -7,13 +7,12 @@
 use std::sync::Arc;
 use std::task::Waker;
 
-use fabric_core::completion::OpKind;
 use fabric_core::info::Progress;
 use fabric_core::transport::OpKey;
 use loom::thread;
 
 use super::EpollSet;
-use super::mock_transport::{MockConnection, post_op};
+use super::mock_transport::{MockConnection, post_recv};
 use crate::engine::progress::{DriverStatus, Engine};
 use fabric_core::transport::WaitPolicy;
 
@@ -62,7 +61,7 @@ fn event_loop_is_woken_by_arrivals() {
         let (connection, engine) = event_loop_domain();
         let peer = thread::spawn(move || (0..2).for_each(|_| connection.send()));
         for _ in 0..2 {
-            let key = post_op(&engine, OpKind::Recv);
+            let key = post_recv(&engine);
             wait_in_event_loop(&engine, key);
         }
         peer.join().expect("peer panicked");
@@ -75,7 +74,7 @@ fn event_loop_is_woken_by_arrivals() {
 fn passes_of_other_threads_leave_the_event_loop_armed() {
     loom::model(|| {
         let (connection, engine) = event_loop_domain();
-        let keys = [(); 2].map(|()| post_op(&engine, OpKind::Recv));
+        let keys = [(); 2].map(|()| post_recv(&engine));
         let peer = thread::spawn(move || (0..2).for_each(|_| connection.send()));
         let other = {
             let engine = engine.clone();
@@ -98,7 +97,7 @@ fn event_loop_beside_a_driver_is_woken_by_completions() {
             let (set, engine) = (engine.wait_set.clone(), Arc::downgrade(&engine));
             thread::spawn(move || crate::engine::driver::run_thread(&set, &engine))
         };
-        let key = post_op(&engine, OpKind::Recv);
+        let key = post_recv(&engine);
         let peer = thread::spawn(move || connection.send());
         let own_set = Arc::new(EpollSet::new().expect("the mock set cannot fail"));
         wait_on(&engine, key, &own_set, || own_set.drain_wake_eventfd());

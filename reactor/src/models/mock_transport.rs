@@ -1,16 +1,17 @@
-//! A transport reduced to what progress depends on: arriving messages, waiting receives, a
-//! doorbell.
+//! A transport reduced to what progress depends on: arriving messages of one byte, which is their
+//! number from 1 on, and a doorbell.
 
 use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, Payload};
-use fabric_core::completion::{OpKind, Outcome, Transfer};
+use fabric_core::completion::OpKind;
 use fabric_core::info::{Info, Progress};
+use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
 use fabric_core::transport::{
     EndpointContext, EpId, MessageModel, OpKey, TransportDomain, TransportEndpoint, TrySend, TxOp,
     WaitToken,
 };
-use fabric_core::{Address, Result};
+use fabric_core::{Address, FiAddr, Result};
 
 use super::EpollSet;
 use super::fast_path_order::MockFastPath;
@@ -18,10 +19,10 @@ use crate::engine::endpoint_table::EngineTransportEndpoint;
 use crate::engine::progress::Engine;
 use crate::engine::state::bindings::{AvId, Bindings};
 use crate::engine::state::domain_state::DomainState;
-use crate::engine::state::ops::{CompletionTarget, OpPhase, OpState};
+use crate::engine::state::ops::{CompletionTarget, CreditMode, OpState};
 use crate::engine::state::regions::SharedRegions;
 use crate::sys::sync::{AtomicU32, Ordering, fence};
-use crate::sys::thread_lock::Owner;
+use crate::sys::thread_lock::LockMode;
 use fabric_core::transport::{ThreadMode, WaitPolicy};
 
 type MockContext<'a> = EndpointContext<'a, DomainState>;
@@ -57,14 +58,14 @@ impl MockConnection {
             wait_set: wait_set.clone(),
         };
         let connection = Arc::new(connection);
-        let owner = Owner::new(mode);
+        let lock_mode = LockMode::new(mode);
         let engine = Engine::new(
             Box::new(MockDomain),
             wait_set,
             (policy, MessageModel::Default),
             None,
             progress,
-            owner,
+            lock_mode,
             SharedRegions::default(),
         );
         let mut locked = engine.lock();
@@ -91,22 +92,29 @@ impl MockConnection {
     }
 }
 
-/// Posts an operation that completes to its future.
-pub(super) fn post_op(engine: &Engine, kind: OpKind) -> OpKey {
+/// The receives of the models.
+pub(super) const ANY_UNTAGGED: RecvSpec = RecvSpec {
+    from: None,
+    tag: None,
+};
+
+/// Posts a receive of one byte that completes to its future.
+pub(super) fn post_recv(engine: &Engine) -> OpKey {
+    let mut locked = engine.lock();
+    let (target, credit) = (CompletionTarget::Future, CreditMode::Wait);
+    let buf = Vec::with_capacity(1);
+    let posted = locked.recv(EpId(0), ANY_UNTAGGED, buf, target, credit);
+    locked.finish();
+    posted.expect("the endpoint is open")
+}
+
+/// Adds an operation that completes to its future, and that only the model ends.
+pub(super) fn add_op(engine: &Engine, kind: OpKind) -> OpKey {
     let mut locked = engine.lock();
     let op = OpState::new(EpId(0), kind, CompletionTarget::Future, AnyBuf::None);
     let key = locked.domain.ops.insert(op);
     locked.finish();
     key
-}
-
-/// Returns the oldest receive that waits for a message. A model has no receive queue: the receives
-/// are found among the operations.
-fn oldest_recv(domain: &DomainState) -> Option<OpKey> {
-    let is_waiting = |op: &OpState| op.kind == OpKind::Recv && op.phase() == OpPhase::Executing;
-    let mut posted = domain.ops.keys_where(is_waiting);
-    domain.ops.sort_by_age(&mut posted);
-    posted.first().copied()
 }
 
 /// A domain whose endpoint the model attaches.
@@ -133,8 +141,15 @@ impl TransportDomain<DomainState> for MockDomain {
 
 struct MockEndpoint {
     connection: Arc<MockConnection>,
+    /// The number of messages that were received.
     taken: u32,
     fast_path: Option<Arc<MockFastPath>>,
+}
+
+impl MockEndpoint {
+    fn has_message(&self) -> bool {
+        self.connection.arrived.load(Ordering::Acquire) != self.taken
+    }
 }
 
 impl TransportEndpoint<DomainState> for MockEndpoint {
@@ -149,16 +164,39 @@ impl TransportEndpoint<DomainState> for MockEndpoint {
         Ok(())
     }
 
+    /// Delivers a message. Messages without a receive stay in the connection.
     fn progress(&mut self, ctx: &mut MockContext<'_>, _: usize) -> u32 {
-        if self.connection.arrived.load(Ordering::Acquire) == self.taken {
+        if !self.has_message() || !ctx.has_posted() {
             return 0;
         }
-        let Some(op) = oldest_recv(ctx.engine()) else {
-            return 0;
-        };
         self.taken += 1;
-        ctx.complete(op, Outcome::ok(Transfer::default()));
+        let envelope = Envelope {
+            peer: PeerKey::default(),
+            source: None,
+            tag: None,
+            len: 1,
+            data: None,
+            arrival: 0,
+            ack: None,
+        };
+        let message = [self.taken as u8];
+        assert!(ctx.deliver(envelope, &&message[..]), "a receive is posted");
         1
+    }
+
+    fn try_recv(
+        &mut self,
+        _: Option<FiAddr>,
+        _: usize,
+        into: &mut AnyBuf,
+    ) -> Option<(usize, Option<FiAddr>)> {
+        if !self.has_message() {
+            return None;
+        }
+        self.taken += 1;
+        let message = [self.taken as u8];
+        assert!(into.receive_whole(&&message[..]), "the buffer has a byte");
+        Some((1, None))
     }
 
     fn ready(&mut self, _: &mut MockContext<'_>, _: WaitToken) {}
@@ -167,8 +205,8 @@ impl TransportEndpoint<DomainState> for MockEndpoint {
         self.connection.armed.swap(1, Ordering::Relaxed);
         // SYNC: pairs with the fence in `MockConnection::send`.
         fence(Ordering::SeqCst);
-        let is_empty = self.connection.arrived.load(Ordering::Relaxed) == self.taken
-            || oldest_recv(ctx.engine()).is_none();
+        let is_empty =
+            self.connection.arrived.load(Ordering::Relaxed) == self.taken || !ctx.has_posted();
         if !is_empty {
             self.connection.armed.swap(0, Ordering::Relaxed);
         }

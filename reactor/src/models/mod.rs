@@ -8,7 +8,9 @@
 //! | `op_slots` | an operation completes once, for its own future, and wakes it without the lock |
 //! | `progress` | while a task waits, the driver is awake or every peer rings its doorbell |
 //! | `event_loop` | while an event loop blocks, it is woken for every arrival and completion |
-//! | `use_flag` | of a domain that one thread at a time uses, one thread is inside; waiting calls enter |
+//! | `thread_lock` | at most one thread has the value of a lock; a refused thread touches nothing |
+//! | `pinned_domain` | the owner of a domain applies each update of another thread once |
+//! | `inline_recv` | each message completes the oldest receive, inline or in a pass, once |
 //! | `fast_path_order` | a send over the fast path overtakes no operation that waits in the domain |
 //!
 //! `ring_memory`, `mock_transport` and `epoll_set` stand in for what loom cannot see: shared
@@ -23,11 +25,13 @@ mod doorbell;
 mod epoll_set;
 mod event_loop;
 mod fast_path_order;
+mod inline_recv;
 mod mock_transport;
 mod op_slots;
+mod pinned_domain;
 mod progress;
 mod ring;
 mod ring_memory;
-mod use_flag;
+mod thread_lock;
 
 pub(crate) use epoll_set::EpollSet;

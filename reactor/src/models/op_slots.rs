@@ -10,7 +10,7 @@ use fabric_core::transport::{OpKey, RxEngine};
 use loom::sync::Notify;
 use loom::thread;
 
-use super::mock_transport::{MockConnection, post_op};
+use super::mock_transport::{MockConnection, add_op};
 use crate::engine::progress::Engine;
 use crate::engine::state::ops::{OpPhase, OpState};
 use fabric_core::transport::WaitPolicy;
@@ -65,7 +65,7 @@ fn assert_no_ops_left(engine: &Engine) {
 fn completion_reaches_its_future_once() {
     loom::model(|| {
         let engine = park_engine();
-        let key = post_op(&engine, OpKind::Send);
+        let key = add_op(&engine, OpKind::Send);
         let completer = {
             let engine = engine.clone();
             thread::spawn(move || complete_op(&engine, key, 7))
@@ -97,7 +97,7 @@ fn completion_reaches_its_future_once() {
 fn dropped_send_frees_its_slot() {
     loom::model(|| {
         let engine = park_engine();
-        let key = post_op(&engine, OpKind::Send);
+        let key = add_op(&engine, OpKind::Send);
         let completer = {
             let engine = engine.clone();
             thread::spawn(move || complete_op(&engine, key, 7))
@@ -122,7 +122,7 @@ fn dropped_send_frees_its_slot() {
 fn stale_op_key_never_reaches_a_reused_slot() {
     loom::model(|| {
         let engine = park_engine();
-        let stale = post_op(&engine, OpKind::Recv);
+        let stale = add_op(&engine, OpKind::Recv);
         let completer = {
             let engine = engine.clone();
             thread::spawn(move || complete_op(&engine, stale, 0))
@@ -132,7 +132,7 @@ fn stale_op_key_never_reaches_a_reused_slot() {
             locked.detach(stale);
             locked.finish();
         }
-        let fresh = post_op(&engine, OpKind::Recv);
+        let fresh = add_op(&engine, OpKind::Recv);
         assert_eq!(fresh.index, stale.index, "the slot is reused");
         completer.join().expect("completer panicked");
         let mut locked = engine.lock();

@@ -2,7 +2,7 @@
 //! mock kernel.
 //!
 //! Three threads: a task that receives, a peer that sends, a driver. A lost wake-up is a deadlock,
-//! which loom reports. Under loom the spin times of the wait policy are zero (`wait/policy.rs`), so
+//! which loom reports. Under loom the spin times of the wait policy are zero (`wait_policy`), so
 //! nothing depends on time.
 
 use std::future::poll_fn;
@@ -15,13 +15,13 @@ use fabric_core::transport::{MessageModel, OpKey};
 use loom::future::block_on;
 use loom::thread;
 
-use super::mock_transport::{MockConnection, post_op};
+use super::mock_transport::{MockConnection, add_op, post_recv};
 use crate::engine::driver::{self, DriverState, DriverStep, TaskDriver};
 use crate::engine::progress::{DriverStatus, Engine};
 use crate::engine::state::ops::CompletionTarget;
 use fabric_core::transport::{ThreadMode, WaitPolicy};
 
-fn task_driver(engine: &Arc<Engine>) -> thread::JoinHandle<()> {
+pub(super) fn task_driver(engine: &Arc<Engine>) -> thread::JoinHandle<()> {
     let (set, mut driver) = (engine.wait_set.clone(), TaskDriver::new(engine));
     thread::spawn(move || {
         block_on(poll_fn(move |cx| {
@@ -101,7 +101,7 @@ fn check_receive_in(mode: ThreadMode, policy: WaitPolicy, progress: Progress, me
         let driver = start_driver(&engine, progress);
         let peer = thread::spawn(move || (0..messages).for_each(|_| connection.send()));
         for _ in 0..messages {
-            let key = post_op(&engine, OpKind::Recv);
+            let key = post_recv(&engine);
             wait_for_op(&engine, key);
         }
         peer.join().expect("peer panicked");
@@ -119,7 +119,7 @@ fn parked_task_driver_is_woken() {
 /// The driver skips a step while the user is in the domain, and the user waits for the end of its
 /// pass.
 #[test]
-fn task_driver_beside_the_one_user_is_woken() {
+pub(super) fn task_driver_beside_the_one_user_is_woken() {
     check_receive_in(ThreadMode::Serial, WaitPolicy::Park, Progress::Manual, 1);
 }
 
@@ -136,8 +136,8 @@ fn poll_and_drop_of_two_users_are_not_lost() {
         let (mode, policy) = (ThreadMode::Serial, WaitPolicy::Park);
         let (connection, engine) =
             MockConnection::engine_with(mode, policy, Progress::Manual, None);
-        let first = post_op(&engine, OpKind::Recv);
-        let dropped = post_op(&engine, OpKind::Send);
+        let first = post_recv(&engine);
+        let dropped = add_op(&engine, OpKind::Send);
         connection.send();
         let other = {
             let engine = engine.clone();
@@ -168,7 +168,7 @@ fn adaptive_task_driver_is_woken() {
 fn driver_thread_is_not_on_standby_while_a_task_waits() {
     loom::model(|| {
         let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Auto);
-        let key = post_op(&engine, OpKind::Recv);
+        let key = post_recv(&engine);
         let mut state = DriverState::new(MessageModel::Default);
         engine.lock().driver = DriverStatus::Awake;
         let task = {
@@ -201,10 +201,7 @@ fn task_beside_a_driver_thread_is_woken() {
 fn waiting_task_is_woken_after_another_task_stops_polling() {
     loom::model(|| {
         let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Manual);
-        let (first, second) = (
-            post_op(&engine, OpKind::Recv),
-            post_op(&engine, OpKind::Recv),
-        );
+        let (first, second) = (post_recv(&engine), post_recv(&engine));
         let driver = task_driver(&engine);
         // The second task has gone to sleep before anything arrives.
         let other = {
@@ -226,10 +223,7 @@ fn waiting_task_is_woken_after_another_task_stops_polling() {
 fn manual_progress_leaves_the_doorbells_armed() {
     loom::model(|| {
         let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Manual);
-        let (first, second) = (
-            post_op(&engine, OpKind::Recv),
-            post_op(&engine, OpKind::Recv),
-        );
+        let (first, second) = (post_recv(&engine), post_recv(&engine));
         let driver = task_driver(&engine);
         let peer = thread::spawn(move || {
             connection.send();
@@ -249,10 +243,7 @@ fn manual_progress_leaves_the_doorbells_armed() {
 fn poll_once_beside_driver(progress: Progress) {
     loom::model(move || {
         let (connection, engine) = MockConnection::engine(WaitPolicy::Park, progress);
-        let (_first, second) = (
-            post_op(&engine, OpKind::Recv),
-            post_op(&engine, OpKind::Recv),
-        );
+        let (_first, second) = (post_recv(&engine), post_recv(&engine));
         let driver = start_driver(&engine, progress);
         let peer = thread::spawn(move || (0..2).for_each(|_| connection.send()));
         let mut has_polled = false;

@@ -2,7 +2,8 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `sync` | locks, atomics and fences: those of the standard library, or of loom |
+//! | `sync` | mutexes, atomics, fences and cells: those of the standard library, or of loom |
+//! | `raw_lock` | locks without a value: a mutex, a spin lock |
 //! | `thread_lock` | locks that threads share or take in turn, or that one thread owns |
 //! | `use_flag`, `thread_id` | who is in a domain that one thread at a time uses; ids of threads |
 //! | `epoll` | the epoll set of a domain |
@@ -45,6 +46,7 @@ pub(crate) mod microbench;
 pub(crate) mod os_error;
 pub(crate) mod process_local;
 pub(crate) mod process_memory;
+mod raw_lock;
 pub(crate) mod sockopt;
 pub(crate) mod sync;
 pub(crate) mod thread_id;

@@ -3,16 +3,39 @@
 
 #[cfg(not(loom))]
 pub(crate) use parking_lot::{Mutex, MutexGuard};
+#[cfg(not(loom))]
+pub(crate) use std::cell::UnsafeCell;
 #[cfg(not(any(loom, target_arch = "x86_64")))]
 use std::sync::atomic::fence;
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 #[cfg(loom)]
-pub(crate) use loom::sync::{
-    Mutex, MutexGuard,
-    atomic::{AtomicU32, AtomicU64, Ordering, fence},
+pub(crate) use loom::{
+    cell::UnsafeCell,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+    },
 };
+
+/// Returns a pointer for a read of the cell. In a model, loom checks that no write races with it.
+#[inline(always)] // on the small-message path
+pub(crate) fn cell_ptr<T>(cell: &UnsafeCell<T>) -> *const T {
+    #[cfg(not(loom))]
+    return cell.get();
+    #[cfg(loom)]
+    cell.with(|value| value)
+}
+
+/// Returns a pointer for a write of the cell. In a model, loom checks that no access races with it.
+#[inline(always)] // on the small-message path
+pub(crate) fn cell_ptr_mut<T>(cell: &UnsafeCell<T>) -> *mut T {
+    #[cfg(not(loom))]
+    return cell.get();
+    #[cfg(loom)]
+    cell.with_mut(|value| value)
+}
 
 /// A full fence: stores before it are visible before loads after it are made.
 ///

@@ -13,24 +13,17 @@
 //! time. Only that thread changes `entered` from false to true, so that no two threads do;
 //! `entered` is true while a guard exists. Guards stay on their thread. Thread ids are not reused,
 //! so after the end of the owner no thread enters.
-#![cfg_attr(not(loom), allow(unsafe_code))] // the value of a lock, and a raw spin lock
+#![allow(unsafe_code)] // the value of a lock
 
-#[cfg(not(loom))]
-use std::cell::UnsafeCell;
-#[cfg(not(loom))]
 use std::marker::PhantomData;
 use std::num::NonZeroU64;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-#[cfg(not(loom))]
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use fabric_core::transport::{DomainConfig, ThreadMode};
-#[cfg(not(loom))]
-use parking_lot::lock_api::{GuardNoSend, RawMutex};
 
-#[cfg(not(loom))]
-use super::sync::Backoff;
+use super::raw_lock::{RawLock, RawMutex, RawSpinLock};
+use super::sync::{AtomicBool, Ordering, UnsafeCell, cell_ptr, cell_ptr_mut};
 use super::thread_id::{current_thread, known_current_thread};
 use super::use_flag::{Role, UseFlag};
 
@@ -39,44 +32,32 @@ use super::use_flag::{Role, UseFlag};
 /// A spinning thread takes such a lock again as soon as it has released the lock. The mutex passes
 /// itself on to a waiting thread after half a millisecond, so every thread gets its turn. A panic
 /// of the thread that holds the lock does not poison the value.
-#[cfg(not(loom))]
-pub(crate) type DomainLock<T> = ThreadLock<T, parking_lot::RawMutex>;
-#[cfg(not(loom))]
-pub(crate) type DomainGuard<'a, T> = ThreadGuard<'a, T, parking_lot::RawMutex>;
-#[cfg(loom)]
-pub(crate) type DomainLock<T> = ThreadLock<T>;
-#[cfg(loom)]
-pub(crate) type DomainGuard<'a, T> = ThreadGuard<'a, T>;
+pub(crate) type DomainLock<T> = ThreadLock<T, RawMutex>;
+pub(crate) type DomainGuard<'a, T> = ThreadGuard<'a, T, RawMutex>;
 
 /// The lock of a connection, which is held briefly, and whose waiters spin.
-#[cfg(not(loom))]
 pub(crate) type ConnectionLock<T> = ThreadLock<T, RawSpinLock>;
-#[cfg(not(loom))]
 pub(crate) type ConnectionLockGuard<'a, T> = ThreadGuard<'a, T, RawSpinLock>;
-#[cfg(loom)]
-pub(crate) type ConnectionLock<T> = ThreadLock<T>;
-#[cfg(loom)]
-pub(crate) type ConnectionLockGuard<'a, T> = ThreadGuard<'a, T>;
 
-/// Which threads lock a value.
+/// How the lock of a value excludes threads.
 #[derive(Clone, Debug)]
-pub(crate) enum Owner {
-    /// All threads, under a raw lock.
+pub(crate) enum LockMode {
+    /// All threads lock the value, under a raw lock.
     Shared,
-    /// One thread.
-    Thread(NonZeroU64),
-    /// One thread at a time, which enters the flag by locking.
+    /// This thread locks the value.
+    Pinned(NonZeroU64),
+    /// One thread at a time locks the value, and enters the flag by locking.
     Serial(Arc<UseFlag>),
-    /// The thread that has entered the flag.
+    /// The thread in the flag locks the value.
     WithinFlag(Arc<UseFlag>),
 }
 
-impl Owner {
-    /// Returns the owner of a domain that the calling thread opens.
+impl LockMode {
+    /// Returns the mode of a domain that the calling thread opens.
     pub(crate) fn new(mode: ThreadMode) -> Self {
         match mode {
             ThreadMode::Shared => Self::Shared,
-            ThreadMode::Pinned => Self::Thread(current_thread()),
+            ThreadMode::Pinned => Self::Pinned(current_thread()),
             ThreadMode::Serial => Self::Serial(Arc::new(UseFlag::new())),
         }
     }
@@ -88,7 +69,7 @@ impl Owner {
         }
     }
 
-    /// Returns the owner of the locks that are taken under the lock of the domain, by its settings.
+    /// Returns the mode of the locks that are taken under the lock of the domain, by its settings.
     pub(crate) fn within(config: &DomainConfig) -> Self {
         let exclusion = config.exclusion.clone();
         match (config.thread_mode, exclusion.map(Arc::downcast)) {
@@ -99,10 +80,10 @@ impl Owner {
         }
     }
 
-    /// Returns whether the calling thread may lock what has this owner.
+    /// Returns whether the calling thread may lock what has this mode.
     #[inline]
     pub(crate) fn admits_current_thread(&self) -> bool {
-        if let Self::Thread(owner) = self {
+        if let Self::Pinned(owner) = self {
             // A thread without an id owns nothing.
             return Some(*owner) == known_current_thread();
         }
@@ -128,9 +109,8 @@ impl Owner {
 }
 
 /// A value that threads share or take in turn, or that one thread owns.
-#[cfg(not(loom))]
 pub(crate) struct ThreadLock<T, R> {
-    owner: Owner,
+    mode: LockMode,
     raw: R,
     /// Whether a guard exists, unless the raw lock or the flag says so.
     entered: AtomicBool,
@@ -139,23 +119,20 @@ pub(crate) struct ThreadLock<T, R> {
 
 // SAFETY: as for a mutex. At most one guard exists, so threads access the value one after the
 // other; a value with an owner is accessed by one thread, and may be dropped by another.
-#[cfg(not(loom))]
 unsafe impl<T: Send, R: Sync> Sync for ThreadLock<T, R> {}
 
 /// The only access to the value of a [`ThreadLock`], until it is dropped.
-#[cfg(not(loom))]
-pub(crate) struct ThreadGuard<'a, T, R: RawMutex> {
+pub(crate) struct ThreadGuard<'a, T, R: RawLock> {
     lock: &'a ThreadLock<T, R>,
     /// The thread that locked unlocks.
     _not_send: PhantomData<(*mut (), &'a mut T)>,
 }
 
-#[cfg(not(loom))]
-impl<T, R: RawMutex> ThreadLock<T, R> {
-    pub(crate) fn new(owner: Owner, value: T) -> Self {
+impl<T, R: RawLock> ThreadLock<T, R> {
+    pub(crate) fn new(mode: LockMode, value: T) -> Self {
         Self {
-            owner,
-            raw: R::INIT,
+            mode,
+            raw: R::new(),
             entered: AtomicBool::new(false),
             value: UnsafeCell::new(value),
         }
@@ -174,7 +151,7 @@ impl<T, R: RawMutex> ThreadLock<T, R> {
     /// Locks the value as [`lock`](Self::lock), in this role.
     #[inline(always)] // on the small-message path
     pub(crate) fn lock_as(&self, role: Role) -> ThreadGuard<'_, T, R> {
-        if self.owner.is_shared() {
+        if self.mode.is_shared() {
             self.raw.lock();
         } else {
             self.enter(role);
@@ -186,7 +163,7 @@ impl<T, R: RawMutex> ThreadLock<T, R> {
     /// `None` if another user, or this thread, has entered the flag.
     #[inline(always)] // on the small-message path
     pub(crate) fn lock_or_refuse(&self) -> Option<ThreadGuard<'_, T, R>> {
-        if self.owner.is_shared() {
+        if self.mode.is_shared() {
             self.raw.lock();
         } else if !self.enter_or_refuse() {
             return None;
@@ -197,7 +174,7 @@ impl<T, R: RawMutex> ThreadLock<T, R> {
     /// Locks the value for the driver, if it is free and this thread may.
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<ThreadGuard<'_, T, R>> {
-        let locked = if self.owner.is_shared() {
+        let locked = if self.mode.is_shared() {
             self.raw.try_lock()
         } else {
             self.try_enter(Role::Driver)
@@ -217,7 +194,7 @@ impl<T, R: RawMutex> ThreadLock<T, R> {
     /// guard.
     #[inline(always)] // on the small-message path
     fn try_enter_as_owner(&self) -> bool {
-        let Owner::Thread(owner) = &self.owner else {
+        let LockMode::Pinned(owner) = &self.mode else {
             return false;
         };
         let is_owner = Some(*owner) == known_current_thread();
@@ -237,8 +214,8 @@ impl<T, R: RawMutex> ThreadLock<T, R> {
 
     #[inline(never)] // owners of a value stay short
     fn enter_flag(&self, role: Role) {
-        let has_entered = match &self.owner {
-            Owner::Serial(flag) => flag.enter(role),
+        let has_entered = match &self.mode {
+            LockMode::Serial(flag) => flag.enter(role),
             _ => self.try_mark_entered(),
         };
         if !has_entered {
@@ -253,7 +230,7 @@ impl<T, R: RawMutex> ThreadLock<T, R> {
 
     #[inline(never)] // owners of a value stay short
     fn enter_flag_or_refuse(&self) -> bool {
-        if let Owner::Serial(flag) = &self.owner {
+        if let LockMode::Serial(flag) = &self.mode {
             return flag.enter_or_refuse();
         }
         if !self.try_mark_entered() {
@@ -264,8 +241,8 @@ impl<T, R: RawMutex> ThreadLock<T, R> {
 
     #[inline]
     fn try_enter(&self, role: Role) -> bool {
-        match &self.owner {
-            Owner::Serial(flag) => flag.try_enter(role),
+        match &self.mode {
+            LockMode::Serial(flag) => flag.try_enter(role),
             _ => self.try_mark_entered(),
         }
     }
@@ -275,7 +252,7 @@ impl<T, R: RawMutex> ThreadLock<T, R> {
     #[inline(always)] // on the small-message path
     fn try_mark_entered(&self) -> bool {
         // SYNC: pairs with the release in `leave`. A guard may outlast the call that took it.
-        let is_free = self.owner.admits_current_thread() && !self.entered.load(Ordering::Acquire);
+        let is_free = self.mode.admits_current_thread() && !self.entered.load(Ordering::Acquire);
         if is_free {
             self.entered.store(true, Ordering::Relaxed);
         }
@@ -285,8 +262,8 @@ impl<T, R: RawMutex> ThreadLock<T, R> {
     /// Marks the value as free.
     #[inline]
     fn leave(&self) {
-        match &self.owner {
-            Owner::Serial(flag) => flag.leave(),
+        match &self.mode {
+            LockMode::Serial(flag) => flag.leave(),
             // SYNC: pairs with the acquire in `try_enter`.
             _ => self.entered.store(false, Ordering::Release),
         }
@@ -294,168 +271,39 @@ impl<T, R: RawMutex> ThreadLock<T, R> {
 
     #[cold]
     fn refuse(&self) -> ! {
-        if self.owner.admits_current_thread() {
+        if self.mode.admits_current_thread() {
             panic!("a call on a domain from within another call on the domain");
         }
         panic!("a call on a domain of one thread, or on a connection, from another thread");
     }
 }
 
-#[cfg(not(loom))]
-impl<T, R: RawMutex> Deref for ThreadGuard<'_, T, R> {
+impl<T, R: RawLock> Deref for ThreadGuard<'_, T, R> {
     type Target = T;
 
     #[inline]
     fn deref(&self) -> &T {
         // SAFETY: this is the only guard.
-        unsafe { &*self.lock.value.get() }
+        unsafe { &*cell_ptr(&self.lock.value) }
     }
 }
 
-#[cfg(not(loom))]
-impl<T, R: RawMutex> DerefMut for ThreadGuard<'_, T, R> {
+impl<T, R: RawLock> DerefMut for ThreadGuard<'_, T, R> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this is the only guard, borrowed exclusively.
-        unsafe { &mut *self.lock.value.get() }
+        unsafe { &mut *cell_ptr_mut(&self.lock.value) }
     }
 }
 
-#[cfg(not(loom))]
-impl<T, R: RawMutex> Drop for ThreadGuard<'_, T, R> {
+impl<T, R: RawLock> Drop for ThreadGuard<'_, T, R> {
     #[inline(always)] // on the small-message path
     fn drop(&mut self) {
-        if self.lock.owner.is_shared() {
+        if self.lock.mode.is_shared() {
             // SAFETY: this guard's thread locked the raw lock.
             unsafe { self.lock.raw.unlock() };
         } else {
             self.lock.leave();
-        }
-    }
-}
-
-/// A spin lock. Releasing it is a plain store: a mutex that puts its waiters to sleep needs an
-/// atomic exchange there, to find out whether a thread sleeps.
-#[cfg(not(loom))]
-pub(crate) struct RawSpinLock(AtomicBool);
-
-// SAFETY: at most one thread holds the lock: `locked` goes from false to true by compare-exchange,
-// and the holder sets it to false. The acquire and the release order what the holders do.
-#[cfg(not(loom))]
-unsafe impl RawMutex for RawSpinLock {
-    type GuardMarker = GuardNoSend;
-
-    #[allow(clippy::declare_interior_mutable_const)] // a constant of the trait
-    const INIT: Self = Self(AtomicBool::new(false));
-
-    #[inline]
-    fn lock(&self) {
-        if !self.try_lock() {
-            self.lock_slow();
-        }
-    }
-
-    #[inline]
-    fn try_lock(&self) -> bool {
-        // SYNC: pairs with the release in `unlock`.
-        self.0
-            .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
-            .is_ok()
-    }
-
-    #[inline]
-    unsafe fn unlock(&self) {
-        // SYNC: pairs with the acquire in `try_lock`.
-        self.0.store(false, Ordering::Release);
-    }
-}
-
-#[cfg(not(loom))]
-impl RawSpinLock {
-    #[cold]
-    fn lock_slow(&self) {
-        let mut backoff = Backoff::default();
-        while !self.try_lock() {
-            backoff.pause();
-        }
-    }
-}
-
-/// The lock in a model: loom's mutex. In mode `Serial` the flag is entered first, and the mutex is
-/// never contended.
-#[cfg(loom)]
-pub(crate) struct ThreadLock<T> {
-    owner: Owner,
-    value: loom::sync::Mutex<T>,
-}
-
-#[cfg(loom)]
-pub(crate) struct ThreadGuard<'a, T> {
-    lock: &'a ThreadLock<T>,
-    /// Present until drop.
-    value: Option<loom::sync::MutexGuard<'a, T>>,
-}
-
-#[cfg(loom)]
-impl<T> ThreadLock<T> {
-    pub(crate) fn new(owner: Owner, value: T) -> Self {
-        let value = loom::sync::Mutex::new(value);
-        Self { owner, value }
-    }
-
-    pub(crate) fn lock(&self) -> ThreadGuard<'_, T> {
-        self.lock_as(Role::User)
-    }
-
-    pub(crate) fn lock_as(&self, role: Role) -> ThreadGuard<'_, T> {
-        if let Some(flag) = self.owner.use_flag() {
-            assert!(flag.enter(role), "a call from within another call");
-        }
-        self.guard(self.value.lock().unwrap())
-    }
-
-    pub(crate) fn lock_or_refuse(&self) -> Option<ThreadGuard<'_, T>> {
-        let flag = self.owner.use_flag();
-        let may_enter = flag.is_none_or(|flag| flag.enter_or_refuse());
-        may_enter.then(|| self.guard(self.value.lock().unwrap()))
-    }
-
-    pub(crate) fn try_lock(&self) -> Option<ThreadGuard<'_, T>> {
-        if let Some(flag) = self.owner.use_flag() {
-            let has_entered = flag.try_enter(Role::Driver);
-            return has_entered.then(|| self.guard(self.value.lock().unwrap()));
-        }
-        self.value.try_lock().ok().map(|value| self.guard(value))
-    }
-
-    fn guard<'a>(&'a self, value: loom::sync::MutexGuard<'a, T>) -> ThreadGuard<'a, T> {
-        let value = Some(value);
-        ThreadGuard { lock: self, value }
-    }
-}
-
-#[cfg(loom)]
-impl<T> Deref for ThreadGuard<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        self.value.as_ref().expect("present until drop")
-    }
-}
-
-#[cfg(loom)]
-impl<T> DerefMut for ThreadGuard<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
-        self.value.as_mut().expect("present until drop")
-    }
-}
-
-#[cfg(loom)]
-impl<T> Drop for ThreadGuard<'_, T> {
-    fn drop(&mut self) {
-        self.value = None;
-        if let Some(flag) = self.lock.owner.use_flag() {
-            flag.leave();
         }
     }
 }
@@ -475,8 +323,8 @@ mod tests {
 
     #[test]
     fn locks_that_threads_share_lose_no_update() {
-        fn count_with<R: RawMutex + Sync>() {
-            let lock = ThreadLock::<u64, R>::new(Owner::new(ThreadMode::Shared), 0);
+        fn count_with<R: RawLock + Sync>() {
+            let lock = ThreadLock::<u64, R>::new(LockMode::new(ThreadMode::Shared), 0);
             std::thread::scope(|scope| {
                 for _ in 0..4 {
                     scope.spawn(|| (0..10_000).for_each(|_| *lock.lock() += 1));
@@ -484,13 +332,13 @@ mod tests {
             });
             assert_eq!(*lock.lock(), 40_000);
         }
-        count_with::<parking_lot::RawMutex>();
+        count_with::<RawMutex>();
         count_with::<RawSpinLock>();
     }
 
     #[test]
     fn owner_enters_once_at_a_time() {
-        let lock = DomainLock::new(Owner::new(ThreadMode::Pinned), 1);
+        let lock = DomainLock::new(LockMode::new(ThreadMode::Pinned), 1);
         let guard = lock.lock();
         assert!(lock.try_lock().is_none());
         let refused = panic_message(|| drop(lock.lock()));
@@ -506,11 +354,11 @@ mod tests {
 
     #[test]
     fn other_threads_never_enter() {
-        let owner = Owner::new(ThreadMode::Pinned);
-        let lock = ConnectionLock::new(owner.clone(), vec![1]);
+        let mode = LockMode::new(ThreadMode::Pinned);
+        let lock = ConnectionLock::new(mode.clone(), vec![1]);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                assert!(!owner.admits_current_thread());
+                assert!(!mode.admits_current_thread());
                 assert!(lock.try_lock().is_none());
                 let refused = panic_message(|| drop(lock.lock()));
                 assert!(refused.contains("another thread"), "{refused}");
@@ -523,7 +371,7 @@ mod tests {
 
     #[test]
     fn serial_lock_refuses_a_second_user() {
-        let lock = DomainLock::new(Owner::new(ThreadMode::Serial), 1);
+        let lock = DomainLock::new(LockMode::new(ThreadMode::Serial), 1);
         let guard = lock.lock_or_refuse().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -543,7 +391,7 @@ mod tests {
 
     #[test]
     fn serial_users_that_wait_lose_no_update() {
-        let lock = DomainLock::new(Owner::new(ThreadMode::Serial), 0);
+        let lock = DomainLock::new(LockMode::new(ThreadMode::Serial), 0);
         std::thread::scope(|scope| {
             for role in [Role::User, Role::User, Role::Driver] {
                 let lock = &lock;
@@ -560,11 +408,11 @@ mod tests {
             ..DomainConfig::default()
         };
         // Without the domain's flag the lock excludes threads by itself.
-        assert!(Owner::within(&config).is_shared());
-        let owner = Owner::new(ThreadMode::Serial);
-        owner.share_in(&mut config);
-        let domain = DomainLock::new(owner, ());
-        let connection = ConnectionLock::new(Owner::within(&config), 0);
+        assert!(LockMode::within(&config).is_shared());
+        let mode = LockMode::new(ThreadMode::Serial);
+        mode.share_in(&mut config);
+        let domain = DomainLock::new(mode, ());
+        let connection = ConnectionLock::new(LockMode::within(&config), 0);
         let refused = panic_message(|| drop(connection.lock()));
         assert!(refused.contains("from another thread"), "{refused}");
         let in_domain = domain.lock();
@@ -590,7 +438,7 @@ mod tests {
 
     #[test]
     fn locks_that_threads_share_are_not_reentered() {
-        let lock = DomainLock::new(Owner::new(ThreadMode::Shared), ());
+        let lock = DomainLock::new(LockMode::new(ThreadMode::Shared), ());
         let guard = lock.lock();
         assert!(lock.try_lock().is_none() && lock.try_lock().is_none());
         drop(guard);

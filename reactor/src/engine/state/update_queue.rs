@@ -1,12 +1,11 @@
 //! Updates from other threads that an engine has not applied.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fabric_core::{Address, FiAddr};
 
 use super::bindings::AvId;
+use crate::sys::sync::{AtomicBool, Mutex, Ordering, lock};
 
 /// A change that another engine of the domain applies.
 #[derive(Debug)]
@@ -30,12 +29,8 @@ pub(crate) struct UpdateQueue {
 }
 
 impl UpdateQueue {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Update>> {
-        self.updates.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn push(&self, update: Update) {
-        let mut updates = self.lock();
+        let mut updates = lock(&self.updates);
         updates.push_back(update);
         self.has_updates.store(true, Ordering::Relaxed);
     }
@@ -48,7 +43,7 @@ impl UpdateQueue {
     }
 
     pub(crate) fn take(&self) -> VecDeque<Update> {
-        let mut updates = self.lock();
+        let mut updates = lock(&self.updates);
         self.has_updates.store(false, Ordering::Relaxed);
         std::mem::take(&mut *updates)
     }

@@ -26,7 +26,7 @@ use fabric_core::transport::{BlockableFastPath, FastPath, FastPathResult, TxOp};
 
 use super::record::ALIGN_PAYLOAD_FROM;
 use super::tx_connection::{PushOutcome, TxConnection};
-use crate::sys::thread_lock::{ConnectionLock, ConnectionLockGuard, Owner};
+use crate::sys::thread_lock::{ConnectionLock, ConnectionLockGuard, LockMode};
 
 /// Slots of the first chunk; each further chunk has twice as many.
 const FIRST_CHUNK_LEN: usize = 8;
@@ -35,7 +35,7 @@ const MAX_CHUNKS: usize = 30;
 /// The outgoing connections of an endpoint, by index of the peer's address handle.
 pub(crate) struct ConnectionTable {
     /// Which threads lock the connections.
-    owner: Owner,
+    lock_mode: LockMode,
     /// Whether an operation waits for a transmit credit.
     blocked: AtomicBool,
     /// Maximum length of a message. The engine rejects longer messages, outside of the fast path.
@@ -55,9 +55,9 @@ struct ConnectionSlot(ConnectionLock<Option<Box<TxConnection>>>);
 pub(crate) struct ConnectionGuard<'a>(ConnectionLockGuard<'a, Option<Box<TxConnection>>>);
 
 impl ConnectionTable {
-    pub(crate) fn new(owner: Owner, max_msg_size: usize) -> Self {
+    pub(crate) fn new(lock_mode: LockMode, max_msg_size: usize) -> Self {
         Self {
-            owner,
+            lock_mode,
             blocked: AtomicBool::new(false),
             max_msg_size,
             short_limit: ALIGN_PAYLOAD_FROM.min(max_msg_size),
@@ -84,7 +84,7 @@ impl ConnectionTable {
         let (chunk, slot) = Self::locate(index);
         let slots = self.chunks[chunk].get_or_init(|| {
             (0..FIRST_CHUNK_LEN << chunk)
-                .map(|_| ConnectionSlot(ConnectionLock::new(self.owner.clone(), None)))
+                .map(|_| ConnectionSlot(ConnectionLock::new(self.lock_mode.clone(), None)))
                 .collect()
         });
         *slots[slot].0.lock() = Some(Box::new(tx));

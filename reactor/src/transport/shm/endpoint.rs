@@ -44,7 +44,7 @@ use super::token::ShmToken;
 use super::tx_connection::QueueProgress;
 use super::tx_settings::TxSettings;
 use crate::sys::fork_guard::ForkGuard;
-use crate::sys::thread_lock::Owner;
+use crate::sys::thread_lock::LockMode;
 
 use accept::RdmListener;
 use connected::MsgConnection;
@@ -58,7 +58,7 @@ pub(super) const UNEXPECTED_BYTES: usize = 16 << 20;
 #[derive(Clone)]
 pub(crate) struct ShmConfig<'a> {
     /// Which threads lock the connections.
-    pub(crate) owner: Owner,
+    pub(crate) lock_mode: LockMode,
     pub(crate) info: &'a Info,
     pub(crate) tx_settings: TxSettings,
     pub(crate) wait_set: Arc<dyn WaitSet>,
@@ -131,7 +131,7 @@ impl ShmEndpoint {
         config: ShmConfig<'_>,
     ) -> Self {
         let ShmConfig {
-            owner,
+            lock_mode,
             info,
             tx_settings,
             wait_set,
@@ -161,7 +161,7 @@ impl ShmEndpoint {
             ended_rx: Vec::new(),
             has_held_rx: false,
             is_idle: false,
-            tx_connections: Arc::new(ConnectionTable::new(owner, info.ep.max_msg_size)),
+            tx_connections: Arc::new(ConnectionTable::new(lock_mode, info.ep.max_msg_size)),
             tx_indices: Vec::new(),
             tx_queued: Vec::new(),
             tx_unflushed: Vec::new(),

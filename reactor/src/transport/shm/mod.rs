@@ -69,7 +69,7 @@ use fabric_core::transport::{
 };
 use fabric_core::{Address, Result, SocketOptions};
 
-use crate::sys::thread_lock::Owner;
+use crate::sys::thread_lock::LockMode;
 use crate::transport::info_templates;
 
 use endpoint::{ShmConfig, ShmEndpoint, UNEXPECTED_BYTES};
@@ -137,7 +137,7 @@ impl<E: EngineContext> OpenDomain<E> for ShmTransport {
     ) -> Result<Box<dyn TransportDomain<E>>> {
         config.socket_options.check()?;
         Ok(Box::new(ShmDomain {
-            owner: Owner::within(config),
+            lock_mode: LockMode::within(config),
             loan_pool: LoanPool::new(&wait),
             wait_set: wait,
             single_copy: config
@@ -156,7 +156,7 @@ impl<E: EngineContext> OpenDomain<E> for ShmTransport {
 /// A domain of the transport: what its endpoints share.
 struct ShmDomain {
     /// Which threads lock the connections.
-    owner: Owner,
+    lock_mode: LockMode,
     wait_set: Arc<dyn WaitSet>,
     loan_pool: LoanPool,
     /// Which messages use single copy. The application sets it; otherwise it becomes `auto` when
@@ -176,7 +176,7 @@ impl ShmDomain {
             .get_or_insert_with(cma::SingleCopyPolicy::auto);
         let loan_pool = self.loan_pool.clone();
         ShmConfig {
-            owner: self.owner.clone(),
+            lock_mode: self.lock_mode.clone(),
             info,
             tx_settings: TxSettings {
                 loan_pool,
