@@ -555,11 +555,19 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         region_counters_require_fi_rma_event: RMA,
         region_without_remote_read_is_written_and_not_read: ATOMIC,
     }
+    region_segments {
+        operations_cross_borders_of_segments: ATOMIC,
+        segments_are_limited_by_mr_iov_limit: RMA,
+        segments_are_registered_asynchronously: ATOMIC.other_threads(),
+        virtual_addresses_continue_behind_the_first_segment: RMA,
+    }
     custom_buffers {
         drop_of_registered_buffer_drops_its_memory: RMA,
         registered_buffer_that_shrinks_is_closed_to_peers: ATOMIC,
         fi_mr_allocated_memory_is_backed_by_pages: RMA.chosen_mr_mode(),
         fi_mr_mmu_notify_moved_memory_is_refreshed: RMA.chosen_mr_mode(),
+        segment_that_shrinks_closes_its_region: ATOMIC,
+        pages_and_moves_of_every_segment_are_checked: RMA.chosen_mr_mode(),
     }
     registered_buffers {
         every_length_is_written_and_read_in_place: RMA,
