@@ -15,7 +15,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use fabric_core::buf::{FlatBuf, IoBufMut};
+use fabric_core::buf::RegionBuf;
 use fabric_core::completion::Failed;
 use fabric_core::event::EventKind;
 use fabric_core::flags::Access;
@@ -158,14 +158,13 @@ impl Domain {
     /// As [`alloc_async`](Self::alloc_async). The buffer is dropped with the region.
     #[doc(alias = "fi_mr_reg")]
     #[doc(alias = "FI_REG_MR")]
-    pub fn alloc_from_async<B: IoBufMut + FlatBuf>(
+    pub fn alloc_from_async<B: RegionBuf>(
         &self,
         buf: B,
         access: Access,
     ) -> RegionRequest<MemoryRegion<B>, Failed<B>> {
-        let transport = self.inner.fabric.inner.transport;
         let source = CopiedBuffer {
-            transport,
+            domain: self.inner.clone(),
             buf,
             access,
         };
@@ -182,12 +181,12 @@ impl Domain {
     /// As [`alloc_async`](Self::alloc_async). The buffer is dropped with the region.
     #[doc(alias = "fi_mr_reg")]
     #[doc(alias = "FI_REG_MR")]
-    pub fn register_async<B: IoBufMut + FlatBuf>(
+    pub fn register_async<B: RegionBuf>(
         &self,
         buf: B,
         access: Access,
     ) -> RegionRequest<RegisteredBuffer<B>, Failed<B>> {
-        RegionRequest::new(&self.inner, access, BufferInPlace::new(buf))
+        RegionRequest::new(&self.inner, access, BufferInPlace::new(&self.inner, buf))
     }
 
     /// Binds the default event queue, as [`bind_eq`](Self::bind_eq), with `FI_REG_MR`: from now on

@@ -56,7 +56,7 @@ assert_shareable! {
     AddressVector, MulticastGroup, TcpExtension, ShmExtension, TcpInfo, ShmInfo,
     MemoryRegion<Allocated>, MemoryRegion<Buf>, Allocated, RegisteredBuffer<Buf>,
     RegionRequest<MemoryRegion<Allocated>>, RegionFuture<RegisteredBuffer<Buf>, Failed<Buf>>,
-    PendingRegion<MemoryRegion<Buf>, Failed<Buf>>, RegisteredGuard<'static>, RemoteWindow,
+    PendingRegion<MemoryRegion<Buf>, Failed<Buf>>, RegisteredGuard<'static, Buf>, RemoteWindow,
     RemoteAddr, RemoteRegion, RemoteSlice, WaitFd, TryWait, WaitPolicy, Shared,
 }
 
@@ -93,7 +93,7 @@ assert_pinned! {
     EndpointBuilder<Pinned>, BindOptions<Pinned>, Connect<Pinned>, SharedRxContext<Pinned>,
     SharedRxContextBuilder<Pinned>, CompletionQueue<Pinned>, Counter<Pinned>,
     AddressVector<Pinned>, MulticastGroup<Pinned>, MemoryRegion<Allocated, Pinned>,
-    MemoryRegion<Buf, Pinned>, RegisteredBuffer<Buf, Pinned>, RegisteredGuard<'static, Pinned>,
+    MemoryRegion<Buf, Pinned>, RegisteredBuffer<Buf, Pinned>, RegisteredGuard<'static, Buf, Pinned>,
     Request<'static, SendOp, Buf, Pinned>, Request<'static, RecvOp, Buf, Pinned>,
     Request<'static, MultiRecvOp, BytesMut, Pinned>, Request<'static, ProbeOp, (), Pinned>,
     Request<'static, ClaimOp, (), Pinned>, RequestFuture<'static, SendOp, Buf, Pinned>,
@@ -111,7 +111,7 @@ assert_shareable! {
     EndpointBuilder<Serial>, BindOptions<Serial>, Connect<Serial>, SharedRxContext<Serial>,
     SharedRxContextBuilder<Serial>, CompletionQueue<Serial>, Counter<Serial>,
     AddressVector<Serial>, MulticastGroup<Serial>, MemoryRegion<Allocated, Serial>,
-    MemoryRegion<Buf, Serial>, RegisteredBuffer<Buf, Serial>, RegisteredGuard<'static, Serial>,
+    MemoryRegion<Buf, Serial>, RegisteredBuffer<Buf, Serial>, RegisteredGuard<'static, Buf, Serial>,
     Request<'static, SendOp, Buf, Serial>, Request<'static, RecvOp, Buf, Serial>,
     Request<'static, MultiRecvOp, BytesMut, Serial>, Request<'static, ProbeOp, (), Serial>,
     Request<'static, ClaimOp, (), Serial>, RequestFuture<'static, SendOp, Buf, Serial>,

@@ -5,7 +5,9 @@
 //! See [buffers](crate::guide::memory#owned-buffers) for the types that implement [`IoBuf`] and
 //! [`IoBufMut`].
 
-pub use fabric_core::buf::{AnyBuf, CustomBuf, FlatBuf, Gather, IoBuf, IoBufMut, Payload, Scatter};
+pub use fabric_core::buf::{
+    AnyBuf, CustomBuf, FlatBuf, Gather, IoBuf, IoBufMut, Payload, RegionBuf, Scatter,
+};
 
 pub use fabric_core::mr::LocalBuffer;
 

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric_core::buf::{FlatBuf, IoBufMut};
+use fabric_core::buf::RegionBuf;
 use fabric_core::completion::Failed;
 use fabric_core::flags::Access;
 use fabric_core::info::{self, Hints, Info, Scope};
@@ -536,13 +536,16 @@ impl<M: ThreadModel> Domain<M> {
     ///
     /// The buffer's bytes (those of [`FlatBuf::bytes`](crate::buf::FlatBuf::bytes), not the spare
     /// capacity of a vector) are copied to memory that peers access, and come back with
-    /// [`MemoryRegion::into_buf`]. [`alloc`](Self::alloc) avoids the copies.
+    /// [`MemoryRegion::into_buf`]. [`alloc`](Self::alloc) avoids the copies. The buffers of a
+    /// [`Scatter`](crate::buf::Scatter) are segments (`fi_mr_regv`), and lie one after the other in
+    /// the memory of the region.
     ///
     /// # Errors
-    /// As [`alloc_with_key`](Self::alloc_with_key). A failure drops the buffer;
-    /// [`register`](Self::register) returns it.
+    /// As [`alloc_with_key`](Self::alloc_with_key), and for segments as
+    /// [`register`](Self::register). A failure drops the buffer; `register` returns it.
     #[doc(alias = "fi_mr_reg")]
-    pub fn alloc_from<B: IoBufMut + FlatBuf>(
+    #[doc(alias = "fi_mr_regv")]
+    pub fn alloc_from<B: RegionBuf>(
         &self,
         buf: B,
         access: Access,
@@ -561,16 +564,40 @@ impl<M: ThreadModel> Domain<M> {
     /// not its capacity: an empty `Vec::with_capacity(n)` gives a region of length 0. Use `vec![0;
     /// n]`.
     ///
+    /// A [`Scatter`](crate::buf::Scatter) registers several buffers as the segments of one region
+    /// (`fi_mr_regv`), at most `mr_iov_limit` of [`DomainAttr`](crate::info::DomainAttr). Offsets
+    /// run through the segments in order.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::buf::Scatter;
+    /// use fabric_async::{Access, Endpoint};
+    /// let (target, ep) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+    /// let segments = Scatter::from([vec![0u8; 6], vec![0u8; 100]]);
+    /// let region = target.domain().register(segments, Access::REMOTE_WRITE, None)?;
+    /// let (remote, peer) = (region.remote(), ep.add_peer(target.name()).await?);
+    /// assert_eq!(remote.len, 106);
+    /// # let owner = tokio::spawn(async move { drop(target.recv().await) });
+    /// ep.write(peer, remote.at(0), "headerbody").await?;
+    /// let segments = region.into_buf()?.into_parts::<Vec<u8>>().unwrap();
+    /// assert_eq!((&segments[0][..], &segments[1][..4]), (&b"header"[..], &b"body"[..]));
+    /// # owner.abort(); Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// With the buffer: [`Error::Invalid`] when its bytes are not writable, when they are not all
     /// backed by pages in a domain that requires
-    /// [`MrMode::ALLOCATED`](crate::info::MrMode::ALLOCATED), or when the domain is bound
-    /// with [`FI_REG_MR`](Self::bind_eq_reg_mr); [`Error::Key`] when the key is in use, or the
-    /// domain selects keys ([`MrMode::PROV_KEY`](crate::info::MrMode::PROV_KEY));
-    /// [`Error::BadFlags`] when `access` is empty; [`Error::TooMany`] when the domain has `mr_cnt`
-    /// regions; [`Error::Closed`].
+    /// [`MrMode::ALLOCATED`](crate::info::MrMode::ALLOCATED), for a `Scatter` of no buffers, or
+    /// when the domain is bound with [`FI_REG_MR`](Self::bind_eq_reg_mr); [`Error::Key`] when the
+    /// key is in use, or the domain selects keys
+    /// ([`MrMode::PROV_KEY`](crate::info::MrMode::PROV_KEY)); [`Error::BadFlags`] when `access` is
+    /// empty; [`Error::TooMany`] for more segments than `mr_iov_limit`, or when the domain has
+    /// `mr_cnt` regions; [`Error::TooLong`] when the sum of the lengths overflows;
+    /// [`Error::Closed`].
     #[doc(alias = "fi_mr_reg")]
-    pub fn register<B: IoBufMut + FlatBuf>(
+    #[doc(alias = "fi_mr_regv")]
+    #[doc(alias = "fi_mr_regattr")]
+    pub fn register<B: RegionBuf>(
         &self,
         buf: B,
         access: Access,

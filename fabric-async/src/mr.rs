@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::{Bound, RangeBounds};
+use std::ops::{Bound, Range, RangeBounds};
 use std::sync::Arc;
 
 use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, AtomicType};
-use fabric_core::buf::{FlatBuf, IoBufMut, restore_buffer};
+use fabric_core::buf::{Payload, RegionBuf, restore_buffer};
 use fabric_core::completion::Failed;
 use fabric_core::flags::{Access, CounterBind, MrMode};
 use fabric_core::mr::{RegionMemory, check_range};
@@ -101,9 +101,8 @@ impl MrRegistration {
         key: Option<u64>,
     ) -> Result<Box<Self>> {
         let mr_mode = domain.info.domain.mr_mode;
-        let transport = domain.fabric.inner.transport;
         let (len, address) = (memory.len(), memory.address());
-        transport.check_memory(mr_mode, address, len)?;
+        check_pages(domain, &*memory, 0..len, mr_mode)?;
         let key = domain.engine.open_region(memory, access, key)?;
         let by_address = mr_mode.contains(MrMode::VIRT_ADDR);
         let base = if by_address { address } else { 0 };
@@ -160,9 +159,7 @@ impl MrRegistration {
         let (start, len) = start_and_len((start, end), memory.len() as u64);
         let start = check_range(memory.len(), start, len, 1)?;
         if self.domain.info.domain.mr_mode.contains(MrMode::MMU_NOTIFY) {
-            let address = memory.address() + start as u64;
-            let transport = self.domain.fabric.inner.transport;
-            transport.check_memory(MrMode::ALLOCATED, address, len)?;
+            check_pages(&self.domain, memory, start..start + len, MrMode::ALLOCATED)?;
         }
         let (engine, key) = (&self.domain.engine, self.remote.key);
         engine.refresh_region(key, start, len)
@@ -176,6 +173,38 @@ impl MrRegistration {
         }
         was_open
     }
+}
+
+/// Checks that pages are behind a range of the memory if the bits demand it.
+fn check_pages(
+    domain: &DomainInner,
+    memory: &dyn RegionMemory,
+    range: Range<usize>,
+    mr_mode: MrMode,
+) -> Result<()> {
+    let transport = domain.fabric.inner.transport;
+    let mut pieces = memory.addresses(range).into_iter();
+    pieces.try_for_each(|(address, len)| transport.check_memory(mr_mode, address, len))
+}
+
+/// Checks that a region has segments, and their number against the domain's `mr_iov_limit`.
+pub(crate) fn check_segments(domain: &DomainInner, buf: &impl RegionBuf) -> Result<()> {
+    let (count, limit) = (buf.count(), domain.info.domain.mr_iov_limit);
+    if count == 0 {
+        return Err(Error::Invalid {
+            what: "buffer to register",
+            why: "it is a list of no buffers".into(),
+        });
+    }
+    // One segment is allowed where the limit is 0.
+    if count > limit.max(1) {
+        return Err(Error::TooMany {
+            what: "segments of a memory region (mr_iov_limit)",
+            count,
+            limit,
+        });
+    }
+    Ok(())
 }
 
 impl Drop for MrRegistration {
@@ -321,16 +350,17 @@ impl RemoteRegion {
     }
 }
 
-impl<B: IoBufMut + FlatBuf, M: ThreadModel> MemoryRegion<B, M> {
-    /// Allocates a region and copies the bytes of the buffer into it.
+impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
+    /// Allocates a region and copies the bytes of the buffer, or of all its segments, into it.
     pub(crate) fn alloc_from(
         domain: &Domain<M>,
         buf: B,
         access: Access,
         key: Option<u64>,
     ) -> Result<Self> {
-        let region = Self::open(domain, buf.bytes().len(), access, key, buf)?;
-        region.memory.write(0, region.buf.bytes());
+        check_segments(&domain.inner, &buf)?;
+        let region = Self::open(domain, buf.region_bytes().len(), access, key, buf)?;
+        copy_to_region(region.buf.region_bytes(), &*region.memory);
         Ok(region)
     }
 
@@ -373,16 +403,18 @@ impl RegionSource<MemoryRegion, Error> for ZeroedMemory {
 
 /// Memory with the bytes of a buffer for an asynchronous registration.
 pub(crate) struct CopiedBuffer<B> {
-    pub(crate) transport: &'static EngineTransport,
+    pub(crate) domain: Arc<DomainInner>,
     pub(crate) buf: B,
     pub(crate) access: Access,
 }
 
-impl<B: IoBufMut + FlatBuf> RegionSource<MemoryRegion<B>, Failed<B>> for CopiedBuffer<B> {
+impl<B: RegionBuf> RegionSource<MemoryRegion<B>, Failed<B>> for CopiedBuffer<B> {
     fn prepare(&mut self) -> Result<Arc<dyn RegionMemory>> {
-        let bytes = self.buf.bytes();
-        let memory = self.transport.alloc(bytes.len(), self.access)?;
-        memory.write(0, bytes);
+        check_segments(&self.domain, &self.buf)?;
+        let transport = self.domain.fabric.inner.transport;
+        let bytes = self.buf.region_bytes();
+        let memory = transport.alloc(bytes.len(), self.access)?;
+        copy_to_region(bytes, &*memory);
         Ok(memory)
     }
 
@@ -399,14 +431,23 @@ impl<B: IoBufMut + FlatBuf> RegionSource<MemoryRegion<B>, Failed<B>> for CopiedB
     }
 }
 
-/// Fills a buffer with the bytes of a region that has the buffer's length.
-fn fill_from_region<B: IoBufMut>(buf: B, memory: &dyn RegionMemory) -> B {
-    let mut bytes = vec![0; memory.len()];
-    memory.read(0, &mut bytes);
+/// Copies the bytes of a buffer, or of its segments one after the other, to a region.
+fn copy_to_region(bytes: Payload<'_>, memory: &dyn RegionMemory) {
+    bytes.for_each(|at, piece| memory.write(at, piece));
+}
+
+/// Copies the bytes of a region back to its buffer, or to its segments.
+fn fill_from_region<B: RegionBuf>(buf: B, memory: &dyn RegionMemory) -> B {
     let mut any = buf.into_any();
-    any.receive(&&bytes[..])
-        .unwrap_or_else(|_| unreachable!("the region has the length of the buffer"));
-    restore_buffer(any)
+    let mut at = 0;
+    for segment in any.segments_mut() {
+        let len = segment.bytes().len().min(memory.len() - at);
+        if let Some(bytes) = segment.first_bytes_mut(len) {
+            memory.read(at, bytes);
+        }
+        at += len;
+    }
+    restore_buffer(any.into_filled())
 }
 
 impl<B, M: ThreadModel> MemoryRegion<B, M> {

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, RangeBounds};
 use std::sync::Arc;
 
-use fabric_core::buf::{AnyBuf, FlatBuf, IoBufMut, restore_buffer};
+use fabric_core::buf::{AnyBuf, FlatBuf, RegionBuf, restore_buffer};
 use fabric_core::completion::Failed;
 use fabric_core::flags::{Access, CounterBind};
 use fabric_core::mr::{RegionMemory, RegisteredMemory};
@@ -17,7 +17,7 @@ use crate::close::{CloseError, close_object};
 use crate::counter::Counter;
 use crate::domain::Domain;
 use crate::domain_inner::DomainInner;
-use crate::mr::{MrRegistration, RemoteRegion};
+use crate::mr::{MrRegistration, RemoteRegion, check_segments};
 use crate::op::AsEndpoint;
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -30,6 +30,12 @@ use crate::thread_model::{Shared, ThreadModel};
 /// receive, a queue), or the peers wait; under [automatic](crate::Progress::Auto) progress no task
 /// is needed. A [`MemoryRegion`](crate::MemoryRegion) is the alternative: its bytes are copied, and
 /// over `shm` peers access it while this process makes no progress.
+///
+/// A [`Scatter`](crate::buf::Scatter) of buffers is one registration with several segments
+/// (`fi_mr_regv`). Offsets run through the segments in order, and accesses cross their borders; the
+/// value of an atomic operation may be in two segments. In a domain that requires
+/// [`MrMode::VIRT_ADDR`](crate::info::MrMode::VIRT_ADDR), the base is the address of the first
+/// segment, and addresses go on behind it as offsets do, wherever the other segments are.
 ///
 /// This process checks the key, rights and range of every access. The accesses of all peers, atomic
 /// or not, are executed one after the other, each (or each 64 KiB of a longer one) as a whole.
@@ -55,6 +61,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// ```
 #[doc(alias = "fid_mr")]
 #[doc(alias = "fi_mr_reg")]
+#[doc(alias = "fi_mr_regv")]
 pub struct RegisteredBuffer<B, M: ThreadModel = Shared> {
     /// Boxed to keep the handle small.
     registration: Box<MrRegistration>,
@@ -66,14 +73,17 @@ pub struct RegisteredBuffer<B, M: ThreadModel = Shared> {
 ///
 /// While the guard exists, accesses of peers wait, and so does everything those peers send after
 /// the accesses on the same connection. Hold the guard briefly.
-pub struct RegisteredGuard<'a, M: ThreadModel = Shared> {
+///
+/// Derefs to the bytes, unless the buffer is a [`Scatter`](crate::buf::Scatter): the bytes of its
+/// buffers are [segments](Self::segments).
+pub struct RegisteredGuard<'a, B, M: ThreadModel = Shared> {
     memory: &'a RegisteredMemory,
     domain: &'a DomainInner,
     buf: AnyBuf,
-    model: PhantomData<M>,
+    marker: PhantomData<(fn() -> B, M)>,
 }
 
-impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
+impl<B: RegionBuf, M: ThreadModel> RegisteredBuffer<B, M> {
     /// Registers the buffer under the requested key or a free one. A failure returns the buffer.
     pub(crate) fn register(
         domain: &Domain<M>,
@@ -84,8 +94,8 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
         if let Err(error) = domain.inner.check_registers_now() {
             return Err(Failed::new(error, buf));
         }
-        let memory = match RegisteredMemory::new(buf.into_any()) {
-            Ok(memory) => Arc::new(memory),
+        let memory = match BufferInPlace::new(&domain.inner, buf).0 {
+            Ok(memory) => memory,
             Err((error, any)) => return Err(Failed::new(error, restore_buffer(any))),
         };
         match MrRegistration::open_now(&domain.inner, memory.clone(), access, key) {
@@ -109,13 +119,13 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
     /// executed, of which at most 64 KiB are executed at once.
     ///
     /// After a guard was leaked (`mem::forget`), later guards are empty.
-    pub fn lock(&mut self) -> RegisteredGuard<'_, M> {
+    pub fn lock(&mut self) -> RegisteredGuard<'_, B, M> {
         let buf = self.memory.take().unwrap_or_default();
         RegisteredGuard {
             memory: &self.memory,
             domain: &self.registration.domain,
             buf,
-            model: PhantomData,
+            marker: PhantomData,
         }
     }
 
@@ -127,7 +137,7 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
         let mut registered = close_object(self, |registered| &registered.registration.node)?;
         registered.revoke();
         match registered.memory.take() {
-            Some(any) => Ok(restore_buffer(any)),
+            Some(any) => Ok(restore_buffer(any.into_filled())),
             None => Err(CloseError {
                 error: Error::Closed(Class::MemoryRegion),
                 handle: registered,
@@ -136,16 +146,21 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
     }
 }
 
-/// A buffer in place for an asynchronous registration, or the refused buffer.
+/// A buffer in place for a registration, or the refused buffer.
 pub(crate) struct BufferInPlace(Result<Arc<RegisteredMemory>, (Error, AnyBuf)>);
 
 impl BufferInPlace {
-    pub(crate) fn new(buf: impl IoBufMut) -> Self {
-        Self(RegisteredMemory::new(buf.into_any()).map(Arc::new))
+    pub(crate) fn new(domain: &DomainInner, buf: impl RegionBuf) -> Self {
+        let checked = check_segments(domain, &buf);
+        let any = buf.into_any();
+        Self(match checked {
+            Ok(()) => RegisteredMemory::new(any).map(Arc::new),
+            Err(error) => Err((error, any)),
+        })
     }
 }
 
-impl<B: IoBufMut + FlatBuf> RegionSource<RegisteredBuffer<B>, Failed<B>> for BufferInPlace {
+impl<B: RegionBuf> RegionSource<RegisteredBuffer<B>, Failed<B>> for BufferInPlace {
     fn prepare(&mut self) -> Result<Arc<dyn RegionMemory>> {
         match &self.0 {
             Ok(memory) => Ok(memory.clone()),
@@ -272,7 +287,20 @@ impl<B, M: ThreadModel> fmt::Debug for RegisteredBuffer<B, M> {
     }
 }
 
-impl<M: ThreadModel> Deref for RegisteredGuard<'_, M> {
+impl<B, M: ThreadModel> RegisteredGuard<'_, B, M> {
+    /// Iterates over the bytes of each segment in order. A buffer that is no
+    /// [`Scatter`](crate::buf::Scatter) is one segment.
+    pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
+        self.buf.segments().iter().map(AnyBuf::bytes)
+    }
+
+    /// Iterates over the bytes of each segment in order, for changing them.
+    pub fn segments_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        self.buf.segments_mut().iter_mut().map(AnyBuf::bytes_mut)
+    }
+}
+
+impl<B: FlatBuf, M: ThreadModel> Deref for RegisteredGuard<'_, B, M> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -280,13 +308,13 @@ impl<M: ThreadModel> Deref for RegisteredGuard<'_, M> {
     }
 }
 
-impl<M: ThreadModel> DerefMut for RegisteredGuard<'_, M> {
+impl<B: FlatBuf, M: ThreadModel> DerefMut for RegisteredGuard<'_, B, M> {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.buf.bytes_mut()
     }
 }
 
-impl<M: ThreadModel> Drop for RegisteredGuard<'_, M> {
+impl<B, M: ThreadModel> Drop for RegisteredGuard<'_, B, M> {
     fn drop(&mut self) {
         // The buffer is `AnyBuf::None` if an earlier guard was leaked (`mem::forget`).
         if !matches!(self.buf, AnyBuf::None) {
@@ -296,8 +324,9 @@ impl<M: ThreadModel> Drop for RegisteredGuard<'_, M> {
     }
 }
 
-impl<M: ThreadModel> fmt::Debug for RegisteredGuard<'_, M> {
+impl<B, M: ThreadModel> fmt::Debug for RegisteredGuard<'_, B, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RegisteredGuard({} bytes)", self.len())
+        let len: usize = self.segments().map(<[u8]>::len).sum();
+        write!(f, "RegisteredGuard({len} bytes)")
     }
 }

@@ -14,6 +14,7 @@ mod table;
 use std::any::Any;
 use std::fmt::Debug;
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -81,6 +82,17 @@ pub trait RegionMemory: Any + Debug + Send + Sync {
 
     /// Returns the virtual address of the first byte in the owner's process.
     fn address(&self) -> u64 {
+        0
+    }
+
+    /// Returns the virtual addresses and lengths of the pieces of a range, which is inside the
+    /// memory.
+    fn addresses(&self, range: Range<usize>) -> Vec<(u64, usize)> {
+        vec![(self.address() + range.start as u64, range.len())]
+    }
+
+    /// Returns how often the memory was seen to have moved to other addresses.
+    fn moves(&self) -> u64 {
         0
     }
 
@@ -263,25 +275,12 @@ pub fn execute_atomic_array(
     }
 }
 
-/// Executes an atomic operation on the value at byte `at` of memory that the caller has locked, as
-/// [`RegionMemory::execute_atomic`].
-fn execute_atomic_locked(
-    bytes: &mut [u8],
-    at: usize,
-    op: AtomicOp,
-    datatype: Datatype,
-    operand: u128,
-    comparand: u128,
-) -> u128 {
-    let size = datatype.size();
+/// Panics unless byte `at` is aligned to the size of an atomic value.
+fn assert_aligned(at: usize, size: usize) {
     assert!(
         at.is_multiple_of(size),
         "byte {at} is not aligned to the {size} bytes of an atomic value"
     );
-    let value = bits_at(&bytes[at..at + size], 0, size);
-    let new = op.compute(datatype, value, operand, comparand);
-    bytes[at..at + size].copy_from_slice(&new.to_le_bytes()[..size]);
-    value
 }
 
 /// The largest number of bytes copied under the lock at a time, so that an access does not block
@@ -352,7 +351,15 @@ impl RegionMemory for LocalMemory {
         operand: u128,
         comparand: u128,
     ) -> u128 {
-        self.with_bytes(|bytes| execute_atomic_locked(bytes, at, op, datatype, operand, comparand))
+        let size = datatype.size();
+        assert_aligned(at, size);
+        self.with_bytes(|bytes| {
+            let bytes = &mut bytes[at..at + size];
+            let old = bits_at(bytes, 0, size);
+            let new = op.compute(datatype, old, operand, comparand);
+            bytes.copy_from_slice(&new.to_le_bytes()[..size]);
+            old
+        })
     }
 
     fn close(&self) {

@@ -44,6 +44,7 @@
 //! | `fi_av_open` | [`Domain::address_vector`] |
 //! | `fi_srx_context`, `FI_SHARED_CONTEXT` | [`Domain::shared_rx_context`], [`SHARED_CONTEXT`]; `fi_ep_bind` of it is [`bind_shared_rx`](EndpointBuilder::bind_shared_rx) |
 //! | `fi_mr_reg`, `fi_mr_key` | [`Domain::register`]; [`Domain::alloc`], [`Domain::alloc_from`]; [`MemoryRegion::key`] |
+//! | `fi_mr_regv`, `fi_mr_regattr` with several segments | the same with a [`Scatter`] |
 //! | `fi_mr_reg` with `FI_REG_MR`, `FI_KEY_NOTAVAIL`, `FI_MR_COMPLETE` | [`RegionRequest::post`](crate::async_mr::RegionRequest::post) of [`Domain::register_async`], [`Domain::alloc_async`], [`Domain::alloc_from_async`]; [`PendingRegion::try_take`](crate::async_mr::PendingRegion::try_take); [`EventKind::MrComplete`], [`EventKind::MrFailed`] |
 //! | `fi_mr_refresh` | [`MemoryRegion::refresh`] |
 //! | `fi_mr_bind`; `fi_mr_enable` | [`MemoryRegion::bind_counter`], [`MemoryRegion::bind_endpoint`]; [`MemoryRegion::enable`] |
@@ -168,8 +169,7 @@
 //! | one-sided | over `udp`; windows over `tcp` | `caps` refused; [`Error::NotSupported`] |
 //! | atomics | `long double` and its complex type; several places in one operation (`fi_rma_ioc`; served for RXM peers); local gather; tagged targets | no call |
 //! | | on memory of native libfabric peers over `tcp` | [`Error::NotSupported`] |
-//! | memory regions | several ranges (`fi_mr_regv`) | `mr_iov_limit` above 1 refused |
-//! | | raw keys, sub-regions, `FI_MR_DMABUF`, single use, a registration cache | no call; no provider requires [`MrMode::RAW`] |
+//! | memory regions | raw keys, sub-regions, `FI_MR_DMABUF`, single use, a registration cache | no call; no provider requires [`MrMode::RAW`] |
 //! | | regions of device memory (`FI_MR_HMEM`, `FI_XPU`), persistent memory (`FI_RMA_PMEM`) | no call; `caps` refused |
 //! | address vectors | shared ones (`FI_SHARED_AV`), user ids (`FI_AV_USER_ID`) | `caps` refused |
 //! | | `fi_av_insertsym`, insertion with `FI_EVENT`, `fi_av_set`, `FI_SYMMETRIC`, peer groups, `FI_FIREWALL_ADDR`, names in `fi_ns://` | no call |

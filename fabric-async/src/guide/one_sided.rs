@@ -42,6 +42,11 @@
 //! awaited, or [posted](crate::async_mr::RegionRequest::post) in a domain that is [bound with
 //! `FI_REG_MR`](Domain::bind_eq_reg_mr).
 //!
+//! A region may have several segments (`fi_mr_regv`): a [`Scatter`] of up to `mr_iov_limit` buffers
+//! (4) that [`Domain::register`] leaves in place, or [`Domain::alloc_from`] copies one after the
+//! other. Offsets run through the segments, and [`into_buf`](RegisteredBuffer::into_buf) returns
+//! them.
+//!
 //! The owner cannot borrow the bytes of a [`MemoryRegion`], because peers can change them at any
 //! time. Offsets count from the start of the region. In a domain whose hints agree to
 //! [`MrMode::BASIC`], and so to [`MrMode::VIRT_ADDR`] (`FI_MR_VIRT_ADDR`), remote addresses are the

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use fabric_async::buf::CustomBuf;
+use fabric_async::buf::{CustomBuf, Scatter};
 use fabric_async::info::MrMode;
 use fabric_async::{Access, Error};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -359,4 +359,74 @@ pub(crate) async fn fi_mr_allocated_memory_is_backed_by_pages(setup: Setup) {
             .unwrap();
         owner.domain.alloc(len, READ_WRITE).unwrap();
     }
+}
+
+/// A segment that becomes shorter closes the whole region to peers.
+pub(crate) async fn segment_that_shrinks_closes_its_region(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _progress = b.spawn_progress();
+    let (buf, limit) = shrinking_buf(5000);
+    let scatter = Scatter::from((vec![5; 3], buf, vec![5; 8]));
+    let region = b.domain.register(scatter, READ_WRITE, None).unwrap();
+    let remote = region.remote();
+    let read = a.ep.read(to_b, remote.slice(..)).await.unwrap();
+    assert_eq!(read[..], [5; 5011]);
+    limit.store(4999, Ordering::Relaxed);
+    let failed = a.ep.read(to_b, remote.slice(..1)).await.unwrap_err();
+    assert!(matches!(failed.error, Error::Key { .. }), "{failed}");
+    limit.store(5000, Ordering::Relaxed);
+    let failed = a.ep.fetch_add(to_b, remote.at(0), 1u64).await.unwrap_err();
+    assert!(matches!(failed, Error::Key { .. }), "{failed}");
+    let pieces = region.into_buf().unwrap();
+    assert_eq!(pieces.pieces().collect::<Vec<_>>().concat(), [5; 5011]);
+}
+
+/// With `FI_MR_ALLOCATED`, pages are behind every segment. With `FI_MR_MMU_NOTIFY`, a region is
+/// refreshed after any of its segments has moved.
+pub(crate) async fn pages_and_moves_of_every_segment_are_checked(setup: Setup) {
+    let owner = setup.requiring(MrMode::ALLOCATED).open_endpoint().await;
+    let mapped = MappedFile::new();
+    let file = mapped.file.try_clone().unwrap();
+    let mapped: Box<dyn CustomBuf> = Box::new(mapped);
+    let scatter = Scatter::from((vec![1; 8], mapped));
+    let failed = owner.domain.register(scatter, READ_WRITE, None);
+    let failed = failed.unwrap_err();
+    assert!(matches!(failed.error, Error::Invalid { .. }), "{failed}");
+    ftruncate(&file, 2 * page_size() as u64).unwrap();
+    owner.domain.register(failed.buf, READ_WRITE, None).unwrap();
+
+    let a = setup.open_endpoint().await;
+    let b = setup.requiring(MrMode::MMU_NOTIFY).open_endpoint().await;
+    let _progress = b.spawn_progress();
+    let to_b = a.add_peer(&b).await;
+    let is_second = Arc::new(AtomicUsize::new(0));
+    let moving: Box<dyn CustomBuf> = Box::new(MovingBuf {
+        halves: [vec![1; 100], vec![2; 100]],
+        half: 0,
+        is_second: is_second.clone(),
+    });
+    let scatter = Scatter::from((vec![0; 4090], moving));
+    let mut region = b.domain.register(scatter, READ_WRITE, None).unwrap();
+    let remote = region.remote();
+    let last = remote.slice(4180..4190);
+    for half in [0, 1, 0] {
+        is_second.store(half, Ordering::Relaxed);
+        for range in [last, remote.slice(..1)] {
+            let refused = a.ep.read(to_b, range).await.unwrap_err();
+            assert!(matches!(refused.error, Error::Key { .. }), "{refused}");
+        }
+        region.refresh(4096..).unwrap();
+        let read = a.ep.read(to_b, last).await.unwrap();
+        assert_eq!(read[..], [half as u8 + 1; 10]);
+    }
+
+    let mapped = MappedFile::new();
+    let file = mapped.file.try_clone().unwrap();
+    let mapped: Box<dyn CustomBuf> = Box::new(mapped);
+    let scatter = Scatter::from((vec![1; 8], mapped));
+    let mut region = b.domain.register(scatter, READ_WRITE, None).unwrap();
+    ftruncate(&file, page_size() as u64).unwrap();
+    region.refresh(..page_size() + 8).unwrap();
+    let refused = region.refresh(..page_size() + 9).unwrap_err();
+    assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
 }

@@ -67,6 +67,7 @@ mod permits;
 mod posting;
 mod probes;
 mod raw_peer;
+mod region_segments;
 mod regions;
 mod registered_buffers;
 mod requirements;

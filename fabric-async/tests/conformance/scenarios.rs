@@ -563,11 +563,19 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         fi_hmem_truncated_and_canceled_receives: RMA_HMEM,
         fi_set_ops_is_called_before_objects_are_opened: HMEM,
     }
+    region_segments {
+        operations_cross_borders_of_segments: ATOMIC,
+        segments_are_limited_by_mr_iov_limit: RMA,
+        segments_are_registered_asynchronously: ATOMIC.other_threads(),
+        virtual_addresses_continue_behind_the_first_segment: RMA,
+    }
     custom_buffers {
         drop_of_registered_buffer_drops_its_memory: RMA,
         registered_buffer_that_shrinks_is_closed_to_peers: ATOMIC,
         fi_mr_allocated_memory_is_backed_by_pages: RMA.chosen_mr_mode(),
         fi_mr_mmu_notify_moved_memory_is_refreshed: RMA.chosen_mr_mode(),
+        segment_that_shrinks_closes_its_region: ATOMIC,
+        pages_and_moves_of_every_segment_are_checked: RMA.chosen_mr_mode(),
     }
     registered_buffers {
         every_length_is_written_and_read_in_place: RMA,

@@ -151,13 +151,44 @@ impl AnyBuf {
 
     /// Returns the first `len` bytes for writing in place; `None` if the buffer has fewer, which
     /// only a custom buffer changes after its post, or if a method of a custom buffer panics.
-    pub(crate) fn first_bytes_mut(&mut self, len: usize) -> Option<&mut [u8]> {
+    #[doc(hidden)]
+    pub fn first_bytes_mut(&mut self, len: usize) -> Option<&mut [u8]> {
         match self {
             Self::Custom(buf) => {
                 catch_user_panic(|| buf.writable()).and_then(|bytes| bytes.get_mut(..len))
             }
             buf => buf.bytes_mut().get_mut(..len),
         }
+    }
+
+    /// Returns the segments of a memory region with these bytes: the buffers of a [`Scatter`], or
+    /// the buffer itself.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn segments(&self) -> &[Self] {
+        match self {
+            Self::Scatter(parts) => parts.parts(),
+            buf => std::slice::from_ref(buf),
+        }
+    }
+
+    /// As [`segments`](Self::segments), for writing in place.
+    #[doc(hidden)]
+    pub fn segments_mut(&mut self) -> &mut [Self] {
+        match self {
+            Self::Scatter(parts) => parts.parts_mut(),
+            buf => std::slice::from_mut(buf),
+        }
+    }
+
+    /// Ends the use of the buffer as a memory region: its owner sees all bytes.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn into_filled(mut self) -> Self {
+        if let Self::Scatter(parts) = &mut self {
+            parts.fill();
+        }
+        self
     }
 
     /// Returns how many bytes can be received; `usize::MAX` when the buffer grows to the message, 0

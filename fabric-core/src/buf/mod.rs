@@ -149,6 +149,23 @@ pub trait FlatBuf: IoBuf {
 )]
 pub trait IoBufMut: IoBuf {}
 
+/// A buffer whose bytes can become a memory region: one with contiguous bytes, or a [`Scatter`] of
+/// several, the segments of the region (`fi_mr_regv`).
+///
+/// The region has the bytes of the buffers, not the spare capacity of vectors.
+#[doc(alias = "fi_mr_regv")]
+pub trait RegionBuf: IoBufMut {
+    /// Returns the bytes of the region.
+    #[doc(hidden)]
+    fn region_bytes(&self) -> Payload<'_>;
+}
+
+impl<B: IoBufMut + FlatBuf> RegionBuf for B {
+    fn region_bytes(&self) -> Payload<'_> {
+        Payload::Contiguous(self.bytes())
+    }
+}
+
 macro_rules! impl_flat_buf {
     ($(
         $type:ty => $variant:ident, |$buf:ident| $bytes:expr

@@ -83,12 +83,13 @@ pub struct VectoredPayload<'a> {
 }
 
 impl<'a> Payload<'a> {
-    /// Returns all bytes of several buffers.
+    /// Returns all bytes of several buffers. A sum of lengths that overflows is `usize::MAX`, which
+    /// exceeds every limit.
     pub(super) fn from_bufs(parts: &'a [AnyBuf]) -> Self {
         Self::Vectored(VectoredPayload {
             parts,
             from: 0,
-            len: parts.iter().map(|part| part.bytes().len()).sum(),
+            len: (parts.iter()).fold(0, |len, part| len.saturating_add(part.bytes().len())),
         })
     }
 

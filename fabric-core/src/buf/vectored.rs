@@ -1,7 +1,7 @@
 //! Vectors of buffers: one message gathered from several buffers, or scattered to several.
 
 use super::sealed::Sealed;
-use super::{AnyBuf, CopySource, FlatBuf, IoBuf, IoBufMut, Payload};
+use super::{AnyBuf, CopySource, FlatBuf, IoBuf, IoBufMut, Payload, RegionBuf};
 use crate::error::Result;
 use crate::mr::LocalUse;
 
@@ -33,6 +33,9 @@ pub struct Gather {
 /// Each buffer is filled to its capacity before the next one, so a [`PooledBuf`](super::PooledBuf),
 /// which grows, takes all the rest. Buffers that get no bytes come back empty. At most
 /// `Info::rx.iov_limit` buffers for a message, `Info::tx.iov_limit` for a read.
+///
+/// The buffers can also be the segments of one memory region ([`RegionBuf`]), which come back with
+/// all their bytes.
 ///
 /// ```
 /// # use fabric_core::buf::{AnyBuf, Scatter};
@@ -166,6 +169,12 @@ impl_vectored_buf!(Scatter, IoBufMut FlatBuf);
 
 impl IoBufMut for Scatter {}
 
+impl RegionBuf for Scatter {
+    fn region_bytes(&self) -> Payload<'_> {
+        Payload::from_bufs(&self.parts)
+    }
+}
+
 impl Gather {
     fn from_parts(parts: Vec<AnyBuf>) -> Self {
         Self { parts }
@@ -196,6 +205,19 @@ impl Gather {
 impl Scatter {
     fn from_parts(parts: Vec<AnyBuf>) -> Self {
         Self { parts, filled: 0 }
+    }
+
+    pub(super) fn parts(&self) -> &[AnyBuf] {
+        &self.parts
+    }
+
+    pub(super) fn parts_mut(&mut self) -> &mut [AnyBuf] {
+        &mut self.parts
+    }
+
+    /// Notes that all bytes of the buffers are placed, as after the end of a memory region.
+    pub(super) fn fill(&mut self) {
+        self.filled = self.region_bytes().len();
     }
 
     /// Returns how many bytes the last operation has placed.

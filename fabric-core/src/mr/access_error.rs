@@ -43,7 +43,7 @@ impl AccessError {
         match region.checked_offset(remote.offset, rest, remote.align()) {
             Ok(at) => match &region.pages {
                 None => Ok((region, at)),
-                Some(pages) if pages.are_current(at..at + rest, region.memory.address()) => {
+                Some(pages) if pages.are_current(at..at + rest, region.memory.moves()) => {
                     Ok((region, at))
                 }
                 Some(_) => Err(Self::NotRefreshed),

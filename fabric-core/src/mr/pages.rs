@@ -10,35 +10,34 @@ const PAGE_LEN: usize = 4096;
 /// fails.
 #[derive(Debug)]
 pub struct RefreshedPages {
-    /// For each page, the address of the region when the page was refreshed last.
-    addresses: Mutex<Vec<Option<u64>>>,
+    /// For each page, how often the region had moved when the page was refreshed last.
+    moves: Mutex<Vec<Option<u64>>>,
 }
 
 impl RefreshedPages {
     /// Returns the pages of a region of `len` bytes, of which none was refreshed.
     pub(super) fn new(len: usize) -> Self {
         Self {
-            addresses: Mutex::new(vec![None; len.div_ceil(PAGE_LEN)]),
+            moves: Mutex::new(vec![None; len.div_ceil(PAGE_LEN)]),
         }
     }
 
-    /// Notes that the pages of these bytes are behind the region, which is at this address now
+    /// Notes that the pages of these bytes are behind the region, which has moved this often
     /// (`fi_mr_refresh`).
-    pub(super) fn refresh(&self, bytes: Range<usize>, address: u64) {
-        self.lock()[pages_of(bytes)].fill(Some(address));
+    pub(super) fn refresh(&self, bytes: Range<usize>, moves: u64) {
+        self.lock()[pages_of(bytes)].fill(Some(moves));
     }
 
-    /// Returns whether the pages of these bytes were refreshed since the region has this address.
-    pub(super) fn are_current(&self, bytes: Range<usize>, address: u64) -> bool {
-        let addresses = self.lock();
-        let mut pages = addresses[pages_of(bytes)].iter();
-        pages.all(|refreshed| *refreshed == Some(address))
+    /// Returns whether the pages of these bytes were refreshed since the region has moved this
+    /// often.
+    pub(super) fn are_current(&self, bytes: Range<usize>, moves: u64) -> bool {
+        let refreshed = self.lock();
+        let mut pages = refreshed[pages_of(bytes)].iter();
+        pages.all(|refreshed| *refreshed == Some(moves))
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Option<u64>>> {
-        self.addresses
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.moves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -223,7 +223,7 @@ impl RegionTable {
         let region = &self.entry(key)?.region;
         let at = check_range(region.memory.len(), at as u64, len, 1)?;
         if let Some(pages) = &region.pages {
-            pages.refresh(at..at + len, region.memory.address());
+            pages.refresh(at..at + len, region.memory.moves());
         }
         Ok(())
     }

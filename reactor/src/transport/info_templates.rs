@@ -13,6 +13,8 @@ const ADVISED_CONTEXTS: usize = 1024;
 const DEFAULT_QUEUE_SIZE: usize = 1024;
 /// Default `iov_limit`: buffers of one vectored operation.
 const IOV_LIMIT: usize = 64;
+/// Segments of a memory region, as many as libfabric's `shm` offers.
+const MR_IOV_LIMIT: usize = 4;
 
 /// Returns an info for untagged messages (`FI_MSG`). Fabric and domain have the provider's name.
 pub(super) fn base_info(provider: &str, caps: Caps) -> Info {
@@ -49,6 +51,7 @@ pub(super) fn reliable_info(provider: &str, caps: Caps) -> Info {
     );
     info.domain.mr_mode = MrMode::SCALABLE.union(MrMode::BASIC);
     info.domain.mr_cnt = UNLIMITED;
+    info.domain.mr_iov_limit = MR_IOV_LIMIT;
     info.domain.cq_data_size = 8;
     info.domain.max_ep_srx_ctx = ADVISED_CONTEXTS;
     info.ep.ep_type = EpType::Rdm;
