@@ -68,8 +68,7 @@ use crate::open_domains;
 /// ```
 ///
 /// A domain cannot require `COLLECTIVE`, because there are no collective operations, nor `HMEM`,
-/// because there are no registrations of device memory, nor `RAW`, because there are no calls for
-/// raw keys.
+/// because there are no registrations of device memory. With `RAW`, `mr_key_size` is 16.
 ///
 /// # Example
 ///

@@ -45,6 +45,8 @@ pub struct EndpointInner {
     pub(crate) completion_level: CompletionLevel,
     /// Executes operations without the domain's lock; `None` if the transport cannot.
     pub(crate) fast_path: Option<Arc<dyn FastPath>>,
+    /// Whether operations need keys that the domain has mapped (`FI_MR_RAW`).
+    pub(crate) needs_mapped_keys: bool,
     /// Whether the endpoint uses a shared receive context.
     pub(crate) shares_receives: bool,
 }
@@ -126,6 +128,11 @@ impl EndpointInner {
     /// [`check_tx_op`](Self::check_tx_op).
     #[inline]
     pub(crate) fn check_copied_tx(&self, tx_op: &TxOp) -> Result<()> {
+        if self.needs_mapped_keys
+            && let Some(remote) = &tx_op.remote
+        {
+            self.check_mapped_key(remote.key)?;
+        }
         let (has_data, is_tagged) = (tx_op.data.is_some(), tx_op.tag.is_some());
         self.check_without_buffer(tx_op.kind, tx_op.fence, has_data, is_tagged)
     }
@@ -215,6 +222,12 @@ impl EndpointInner {
     fn needs_registered_buffers(&self) -> bool {
         let mr_mode = self.domain.info.domain.mr_mode;
         mr_mode.contains(MrMode::LOCAL)
+    }
+
+    /// Checks that the domain has mapped the key of an operation.
+    #[cold]
+    pub(crate) fn check_mapped_key(&self, key: u64) -> Result<()> {
+        self.domain.engine.check_mapped_key(key)
     }
 
     /// Checks an operation on a peer by its properties.

@@ -131,6 +131,7 @@ mod op;
 mod open_domains;
 pub mod ops;
 mod passive;
+mod raw_key;
 mod registered;
 mod resolve;
 pub mod resource_domain;

@@ -9,7 +9,7 @@ use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, AtomicType};
 use fabric_core::buf::{Payload, RegionBuf, restore_buffer};
 use fabric_core::completion::Failed;
 use fabric_core::flags::{Access, CounterBind, MrMode};
-use fabric_core::mr::{RegionMemory, check_range};
+use fabric_core::mr::{RegionMemory, check_range, encode_raw_key};
 use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Error, Result};
 use fabric_reactor::{EngineTransport, ReservedEvent};
@@ -64,6 +64,9 @@ pub struct MemoryRegion<B = Allocated, M: ThreadModel = Shared> {
 pub(crate) struct MrRegistration {
     pub(crate) node: Arc<ObjectNode>,
     pub(crate) domain: Arc<DomainInner>,
+    /// The key by which the domain knows the region.
+    key: u64,
+    /// The description for peers, without the key in a domain that requires `FI_MR_RAW`.
     pub(crate) remote: RemoteRegion,
     /// The counters of remote accesses, each with the guard that keeps it open.
     counters: Vec<BoundCounter>,
@@ -106,10 +109,16 @@ impl MrRegistration {
         let key = domain.engine.open_region(memory, access, key)?;
         let by_address = mr_mode.contains(MrMode::VIRT_ADDR);
         let base = if by_address { address } else { 0 };
+        let remote_key = if mr_mode.contains(MrMode::RAW) {
+            RemoteRegion::KEY_NOTAVAIL
+        } else {
+            key
+        };
         let registration = Box::new(Self {
             node,
             domain: domain.clone(),
-            remote: RemoteRegion::new(key, len as u64, access).with_base(base),
+            key,
+            remote: RemoteRegion::new(remote_key, len as u64, access).with_base(base),
             counters: Vec::new(),
             endpoint: None,
             is_open: true,
@@ -126,7 +135,7 @@ impl MrRegistration {
         what: CounterBind,
     ) -> Result<()> {
         self.node.check_open()?;
-        let bound = counter.bind_to_region(&self.domain, self.remote.key, what)?;
+        let bound = counter.bind_to_region(&self.domain, self.key, what)?;
         self.counters.push(bound);
         Ok(())
     }
@@ -135,7 +144,7 @@ impl MrRegistration {
     pub(crate) fn bind_endpoint(&mut self, ep: &EndpointInner) -> Result<()> {
         self.node.check_open()?;
         let guard = dependency_on(&ep.node, &self.domain.node, Class::MemoryRegion)?;
-        let (engine, key) = (&self.domain.engine, self.remote.key);
+        let (engine, key) = (&self.domain.engine, self.key);
         engine.bind_region_endpoint(key, ep.node.id())?;
         self.endpoint = Some(guard);
         Ok(())
@@ -144,7 +153,7 @@ impl MrRegistration {
     /// Lets peers access a region to which everything is bound.
     pub(crate) fn enable(&mut self) -> Result<()> {
         self.node.check_open()?;
-        self.domain.engine.enable_region(self.remote.key)
+        self.domain.engine.enable_region(self.key)
     }
 
     /// Tells the provider that pages are behind a range of the region's bytes.
@@ -161,15 +170,24 @@ impl MrRegistration {
         if self.domain.info.domain.mr_mode.contains(MrMode::MMU_NOTIFY) {
             check_pages(&self.domain, memory, start..start + len, MrMode::ALLOCATED)?;
         }
-        let (engine, key) = (&self.domain.engine, self.remote.key);
+        let (engine, key) = (&self.domain.engine, self.key);
         engine.refresh_region(key, start, len)
+    }
+
+    /// Returns the raw key.
+    pub(crate) fn raw_key(&self) -> Vec<u8> {
+        if self.domain.info.domain.mr_mode.contains(MrMode::RAW) {
+            encode_raw_key(self.key, self.remote.base).to_vec()
+        } else {
+            self.key.to_le_bytes().to_vec()
+        }
     }
 
     /// Invalidates the key. Returns false if it was invalid before.
     pub(crate) fn revoke(&mut self) -> bool {
         let was_open = std::mem::replace(&mut self.is_open, false);
         if was_open {
-            self.domain.engine.close_region(self.remote.key);
+            self.domain.engine.close_region(self.key);
         }
         was_open
     }
@@ -222,7 +240,7 @@ pub struct Allocated;
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RemoteRegion {
-    /// The key.
+    /// The key, or [`KEY_NOTAVAIL`](Self::KEY_NOTAVAIL).
     pub key: u64,
     /// Length in bytes.
     pub len: u64,
@@ -259,6 +277,11 @@ pub struct RemoteSlice {
 impl RemoteRegion {
     /// Length of [`RemoteRegion::to_bytes`] in bytes.
     pub const ENCODED_LEN: usize = 25;
+
+    /// The key of a region whose key has not been mapped yet, in a domain that requires
+    /// [`MrMode::RAW`](crate::info::MrMode::RAW): peers [map](Domain::map_raw) the raw key.
+    #[doc(alias = "FI_KEY_NOTAVAIL")]
+    pub const KEY_NOTAVAIL: u64 = u64::MAX;
 
     /// Creates a description from its parts, with base 0.
     #[must_use]
@@ -490,7 +513,8 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         close_object(self, |region| &region.registration.node).map(drop)
     }
 
-    /// Returns the key (`fi_mr_key`).
+    /// Returns the key (`fi_mr_key`); [`RemoteRegion::KEY_NOTAVAIL`] in a domain that requires
+    /// [`MrMode::RAW`](crate::info::MrMode::RAW).
     #[doc(alias = "fi_mr_key")]
     #[must_use]
     pub fn key(&self) -> u64 {
@@ -501,6 +525,18 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     #[must_use]
     pub fn remote(&self) -> RemoteRegion {
         self.registration.remote
+    }
+
+    /// Returns the raw key (`fi_mr_raw_attr`), which peers [map](Domain::map_raw) together with the
+    /// [description](Self::remote), whose base is the base address.
+    ///
+    /// In a domain that requires [`MrMode::RAW`](crate::info::MrMode::RAW) it has `mr_key_size`
+    /// bytes. In another one it is the key, in 8 bytes.
+    #[doc(alias = "fi_mr_raw_attr")]
+    #[doc(alias = "FI_MR_RAW")]
+    #[must_use]
+    pub fn raw_key(&self) -> Vec<u8> {
+        self.registration.raw_key()
     }
 
     /// Counts remote accesses (`fi_mr_bind` with a counter): reads and fetching atomics

@@ -255,7 +255,7 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
         }
     }
 
-    /// Returns the key (`fi_mr_key`).
+    /// Returns the key, as [`MemoryRegion::key`](crate::MemoryRegion::key).
     #[doc(alias = "fi_mr_key")]
     #[must_use]
     pub fn key(&self) -> u64 {
@@ -266,6 +266,13 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
     #[must_use]
     pub fn remote(&self) -> RemoteRegion {
         self.registration.remote
+    }
+
+    /// Returns the raw key, as [`MemoryRegion::raw_key`](crate::MemoryRegion::raw_key).
+    #[doc(alias = "fi_mr_raw_attr")]
+    #[must_use]
+    pub fn raw_key(&self) -> Vec<u8> {
+        self.registration.raw_key()
     }
 }
 

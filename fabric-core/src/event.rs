@@ -150,7 +150,7 @@ pub enum EventKind {
     /// the key can access the region. The program takes the region with `PendingRegion::try_take`.
     #[doc(alias = "FI_MR_COMPLETE")]
     MrComplete {
-        /// The key.
+        /// The key; `u64::MAX` in a domain that requires `FI_MR_RAW`.
         key: u64,
     },
     /// The posted registration of a memory region has failed.

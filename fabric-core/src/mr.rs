@@ -8,6 +8,7 @@ mod access_error;
 mod iov;
 mod local;
 mod pages;
+mod raw_key;
 mod registered;
 mod table;
 
@@ -28,6 +29,7 @@ pub use iov::RmaIov;
 pub use local::{LocalBuffer, LocalUse};
 pub(crate) use local::{LocalRegistration, registration_of};
 pub use pages::RefreshedPages;
+pub use raw_key::{RAW_KEY_LEN, decode_raw_key, encode_raw_key};
 pub use registered::RegisteredMemory;
 pub use table::RegionTable;
 

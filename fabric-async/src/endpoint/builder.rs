@@ -346,7 +346,12 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             caps -= Caps::RECV;
         }
         let mut fast_path = domain.engine.fast_path(id);
-        if domain.info.domain.mr_mode.contains(MrMode::LOCAL) {
+        let mr_mode = domain.info.domain.mr_mode;
+        let needs_mapped_keys = mr_mode.contains(MrMode::RAW);
+        if needs_mapped_keys {
+            fast_path = None;
+        }
+        if mr_mode.contains(MrMode::LOCAL) {
             caps -= BUFFER_DIRECTIONS;
             tx_caps -= BUFFER_DIRECTIONS;
             fast_path = None;
@@ -364,6 +369,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
                 && !self.info.rx.op_flags.contains(OpFlags::COMPLETION),
             completion_level: CompletionLevel::from_flags(self.info.tx.op_flags),
             fast_path,
+            needs_mapped_keys,
             info: self.info,
             context: self.context,
             shares_receives: self.shared_rx.is_some(),

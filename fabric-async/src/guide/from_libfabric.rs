@@ -49,6 +49,7 @@
 //! | `fi_mr_refresh` | [`MemoryRegion::refresh`] |
 //! | `fi_mr_bind`; `fi_mr_enable` | [`MemoryRegion::bind_counter`], [`MemoryRegion::bind_endpoint`]; [`MemoryRegion::enable`] |
 //! | `FI_MR_VIRT_ADDR` | [`RemoteRegion::base`], where the hints agree to [`MrMode::BASIC`] |
+//! | `fi_mr_raw_attr`; `fi_mr_map_raw`, `fi_mr_unmap_key` | [`MemoryRegion::raw_key`]; [`Domain::map_raw`], [`Domain::unmap_key`] |
 //! | `fi_mr_desc`, `FI_MR_LOCAL` | [`Domain::register_local`], where a domain requires the bit |
 //! | `fi_close` | `close`, or drop; see [closing](super::errors#closing) |
 //! | all of the above up to `fi_enable` | [`Endpoint::bind`] |
@@ -169,7 +170,7 @@
 //! | one-sided | over `udp`; windows over `tcp` | `caps` refused; [`Error::NotSupported`] |
 //! | atomics | `long double` and its complex type; several places in one operation (`fi_rma_ioc`; served for RXM peers); local gather; tagged targets | no call |
 //! | | on memory of native libfabric peers over `tcp` | [`Error::NotSupported`] |
-//! | memory regions | raw keys, sub-regions, `FI_MR_DMABUF`, single use, a registration cache | no call; no provider requires [`MrMode::RAW`] |
+//! | memory regions | sub-regions, `FI_MR_DMABUF`, single use, a registration cache | no call |
 //! | | regions of device memory (`FI_MR_HMEM`, `FI_XPU`), persistent memory (`FI_RMA_PMEM`) | no call; `caps` refused |
 //! | address vectors | shared ones (`FI_SHARED_AV`), user ids (`FI_AV_USER_ID`) | `caps` refused |
 //! | | `fi_av_insertsym`, insertion with `FI_EVENT`, `fi_av_set`, `FI_SYMMETRIC`, peer groups, `FI_FIREWALL_ADDR`, names in `fi_ns://` | no call |

@@ -67,6 +67,7 @@
 //! | [`VIRT_ADDR`](MrMode::VIRT_ADDR) | adds [`RemoteRegion::base`] to offsets, as [`RemoteRegion::at`] does |
 //! | [`ALLOCATED`](MrMode::ALLOCATED) | registers memory that pages are behind |
 //! | [`PROV_KEY`](MrMode::PROV_KEY) | requests no key |
+//! | [`RAW`](MrMode::RAW) | sends [`MemoryRegion::raw_key`] with the description, and maps both with [`Domain::map_raw`] |
 //! | [`ENDPOINT`](MrMode::ENDPOINT) | binds a region to an endpoint, and enables it: [`MemoryRegion::bind_endpoint`], [`MemoryRegion::enable`] |
 //! | [`RMA_EVENT`](MrMode::RMA_EVENT) | enables a region after binding a counter |
 //! | [`MMU_NOTIFY`](MrMode::MMU_NOTIFY) | refreshes the pages of a region before peers access them: [`MemoryRegion::refresh`] |

@@ -68,12 +68,28 @@ impl RemoteRanges {
         }
     }
 
-    /// Checks the number of ranges against `rma_iov_limit`.
+    /// Checks the number of ranges against `rma_iov_limit`, and that their keys are mapped in a
+    /// domain that requires it (`FI_MR_RAW`).
     #[inline]
-    fn check_range_count(&self, ep: &EndpointInner) -> Result<()> {
+    fn check(&self, ep: &EndpointInner) -> Result<()> {
+        if ep.needs_mapped_keys {
+            self.check_mapped_keys(ep)?;
+        }
         match self {
             Self::List(ranges) => check_count(ranges.len(), ep.info.tx.rma_iov_limit),
             _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn check_mapped_keys(&self, ep: &EndpointInner) -> Result<()> {
+        match self {
+            Self::Addr(addr) => ep.check_mapped_key(addr.key),
+            Self::Slice(slice) => ep.check_mapped_key(slice.key),
+            Self::List(ranges) => {
+                let mut ranges = ranges.iter();
+                ranges.try_for_each(|range| ep.check_mapped_key(range.key))
+            }
         }
     }
 }
@@ -182,7 +198,7 @@ impl WriteOp {
     /// buffer.
     #[inline]
     fn check_ranges(&self, ep: &EndpointInner, len: usize) -> Result<()> {
-        self.to.check_range_count(ep)?;
+        self.to.check(ep)?;
         let ranges = self.to.first_with_total_len(len).len;
         if ranges != len {
             return Err(length_error(len, ranges));
@@ -379,7 +395,7 @@ impl<B: IoBufMut> BufferOp<B> for ReadOp {
         };
         let checked = ep
             .check_tx_with(OpKind::Read, tx_op.fence, false, false, &buf)
-            .and_then(|()| self.from.check_range_count(ep));
+            .and_then(|()| self.from.check(ep));
         if let Err(error) = checked {
             return Err(Failed::new(error, buf));
         }

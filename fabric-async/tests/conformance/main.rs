@@ -66,6 +66,7 @@ mod payload;
 mod permits;
 mod posting;
 mod probes;
+mod raw_keys;
 mod raw_peer;
 mod region_segments;
 mod regions;

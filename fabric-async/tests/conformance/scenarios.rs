@@ -563,6 +563,13 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         fi_hmem_truncated_and_canceled_receives: RMA_HMEM,
         fi_set_ops_is_called_before_objects_are_opened: HMEM,
     }
+    raw_keys {
+        fi_mr_raw_keys_are_mapped_before_use: ATOMIC.chosen_mr_mode(),
+        changed_raw_keys_are_not_mapped: RMA.chosen_mr_mode(),
+        unmapping_does_not_end_posted_operations: RMA.chosen_mr_mode(),
+        raw_keys_are_keys_in_domains_that_do_not_require_them: RMA,
+        resource_domains_share_mapped_keys: RMA.chosen_mr_mode(),
+    }
     region_segments {
         operations_cross_borders_of_segments: ATOMIC,
         segments_are_limited_by_mr_iov_limit: RMA,

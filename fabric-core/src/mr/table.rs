@@ -5,17 +5,19 @@ use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
+use super::raw_key::{MappedKeys, decode_raw_key};
 use super::{RefreshedPages, Region, RegionMemory, check_range};
 use crate::error::{Error, Result};
 use crate::flags::{Access, MrMode};
 use crate::tree::Class;
 
-/// The regions of a domain, by key.
+/// The regions of a domain, by key, and the keys of peers that the domain has mapped.
 #[derive(Debug, Default)]
 pub struct RegionTable {
     /// The bits that the domain requires.
     mr_mode: MrMode,
     regions: HashMap<u64, TableEntry>,
+    mapped_keys: MappedKeys,
     key_generator: KeyGenerator,
 }
 
@@ -226,6 +228,38 @@ impl RegionTable {
             pages.refresh(at..at + len, region.memory.moves());
         }
         Ok(())
+    }
+
+    /// Maps the raw key of a peer's region with this base address to the key of operations
+    /// (`fi_mr_map_raw`). In a domain that does not require `FI_MR_RAW`, every key is mapped.
+    ///
+    /// # Errors
+    /// As [`decode_raw_key`]; [`Error::TooMany`] mappings.
+    pub fn map_raw(&mut self, raw_key: &[u8], base: u64) -> Result<u64> {
+        let key = decode_raw_key(raw_key, base)?;
+        if self.mr_mode.contains(MrMode::RAW) {
+            self.mapped_keys.map(key)?;
+        }
+        Ok(key)
+    }
+
+    /// Removes a mapping (`fi_mr_unmap_key`).
+    ///
+    /// # Errors
+    /// [`Error::Key`] when the key is not mapped.
+    pub fn unmap_key(&mut self, key: u64) -> Result<()> {
+        if self.mr_mode.contains(MrMode::RAW) {
+            self.mapped_keys.unmap(key)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that the key of an operation is mapped, in a domain that requires `FI_MR_RAW`.
+    ///
+    /// # Errors
+    /// [`Error::Key`].
+    pub fn check_mapped(&self, key: u64) -> Result<()> {
+        self.mapped_keys.check(key)
     }
 
     fn entry(&mut self, key: u64) -> Result<&mut TableEntry> {

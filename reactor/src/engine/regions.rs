@@ -82,6 +82,33 @@ impl DomainHandle {
         self.engines().region_changed(engine);
     }
 
+    /// Maps the raw key of a peer's region with this base address (`fi_mr_map_raw`), for all
+    /// engines of the domain.
+    ///
+    /// # Errors
+    /// As [`RegionTable::map_raw`](fabric_core::mr::RegionTable::map_raw).
+    pub fn map_raw(&self, raw_key: &[u8], base: u64) -> Result<u64> {
+        let _locked = self.lock_or_refuse()?;
+        self.regions().lock().map_raw(raw_key, base)
+    }
+
+    /// Removes a mapping of a raw key (`fi_mr_unmap_key`).
+    ///
+    /// # Errors
+    /// As [`RegionTable::unmap_key`](fabric_core::mr::RegionTable::unmap_key).
+    pub fn unmap_key(&self, key: u64) -> Result<()> {
+        let _locked = self.lock_or_refuse()?;
+        self.regions().lock().unmap_key(key)
+    }
+
+    /// Checks that the key of an operation is mapped.
+    ///
+    /// # Errors
+    /// As [`RegionTable::check_mapped`](fabric_core::mr::RegionTable::check_mapped).
+    pub fn check_mapped_key(&self, key: u64) -> Result<()> {
+        self.regions().lock().check_mapped(key)
+    }
+
     /// Resumes remote operations that waited because the region was locked by its owner.
     pub fn region_unlocked(&self) {
         let engine = self.engine();

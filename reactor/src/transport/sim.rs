@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use fabric_core::flags::{Access, Caps, MrMode};
 use fabric_core::info::{Hints, Info, Protocol};
-use fabric_core::mr::{LocalMemory, RegionMemory};
+use fabric_core::mr::{LocalMemory, RAW_KEY_LEN, RegionMemory};
 use fabric_core::transport::{
     DomainConfig, EndpointContext, EngineContext, MessageModel, OpenDomain, Transport,
     TransportDomain, TransportEndpoint, WaitSet,
@@ -70,6 +70,9 @@ impl Transport for SimTransport {
         {
             info.domain.name.clone_from(domain);
             info.domain.mr_mode |= required;
+            if required.contains(MrMode::RAW) {
+                info.domain.mr_key_size = RAW_KEY_LEN;
+            }
         }
         Ok(info.for_both_progress_models().into())
     }

@@ -36,9 +36,6 @@ fn offered_bit(name: &str) -> Result<MrMode> {
         MrMode::HMEM => Err(Error::NotSupported(
             "FI_MR_HMEM: there are no registrations of device memory",
         )),
-        MrMode::RAW => Err(Error::NotSupported(
-            "FI_MR_RAW: there are no calls for raw keys",
-        )),
         bit => Ok(bit),
     }
 }
@@ -63,6 +60,7 @@ mod tests {
         assert_eq!(required_bits("sim"), Ok(Some(MrMode::empty())));
         let bits = MrMode::BASIC_BITS
             | MrMode::LOCAL
+            | MrMode::RAW
             | MrMode::ENDPOINT
             | MrMode::RMA_EVENT
             | MrMode::MMU_NOTIFY;
@@ -87,7 +85,6 @@ mod tests {
         for (refused, name) in [
             ("sim+VIRT_ADDR+COLLECTIVE", "FI_MR_COLLECTIVE"),
             ("sim+HMEM", "FI_MR_HMEM"),
-            ("sim+RAW", "FI_MR_RAW"),
         ] {
             let error = required_bits(refused).unwrap_err();
             assert!(
