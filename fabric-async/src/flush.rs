@@ -16,7 +16,7 @@ pub(crate) async fn flush(domain: &DomainCore, ep: Option<EpId>) -> Result<()> {
     let _guard = domain.detach_on_drop(key);
     poll_fn(|cx| {
         let budget = ready!(coop::poll_proceed(cx));
-        let flushed = ready!(domain.engine.poll_condition(key, cx));
+        let flushed = ready!(domain.engine.poll_wait(key, cx));
         budget.made_progress();
         flushed.into()
     })

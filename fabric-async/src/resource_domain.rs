@@ -64,7 +64,7 @@ use std::sync::Arc;
 use fabric_core::info::{Info, Threading};
 pub use fabric_core::transport::MessageModel;
 use fabric_core::transport::{ThreadMode, WaitPolicy};
-use fabric_core::tree::{Class, ObjectNode};
+use fabric_core::tree::ObjectNode;
 use fabric_core::{Error, Result};
 
 use crate::domain::Domain;
@@ -171,7 +171,7 @@ impl<'a, M: ThreadModel> ResourceDomainBuilder<'a, M> {
         }
         thread_model::check_info(config.thread_mode, &info)?;
         let provider = domain.fabric.inner.transport;
-        let node = ObjectNode::part(Class::ResourceDomain, &domain.node);
+        let node = ObjectNode::resource_domain(&domain.node);
         let name = format!("{}-{}", provider.name(), node.id());
         let engine = domain
             .engine

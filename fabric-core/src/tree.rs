@@ -131,11 +131,12 @@ impl fmt::Display for Children {
 }
 
 /// The highest numbers of children that an object and its
-/// [parts](ObjectNode::part) may have together, by class.
+/// [resource domains](ObjectNode::resource_domain) may have together, by class.
 #[derive(Clone, Copy, Debug)]
 pub struct ChildLimits([usize; Class::ALL.len()]);
 
-/// The limits of an object, and the number of children of the object and its parts.
+/// The limits of an object, and the number of children of the object and its resource
+/// domains.
 #[derive(Debug)]
 struct LimitedChildren {
     limits: ChildLimits,
@@ -223,11 +224,15 @@ impl ObjectNode {
         )
     }
 
-    /// As [`new`](Self::new), for a part of `whole`, its parent: the limits of `whole` apply to
+    /// Creates the object of a resource domain of this domain: the limits of the domain apply to
     /// the children of both together.
     #[must_use]
-    pub fn part(class: Class, whole: &Arc<ObjectNode>) -> Arc<Self> {
-        Self::open(class, Some(whole.clone()), whole.limited.clone())
+    pub fn resource_domain(domain: &Arc<ObjectNode>) -> Arc<Self> {
+        Self::open(
+            Class::ResourceDomain,
+            Some(domain.clone()),
+            domain.limited.clone(),
+        )
     }
 
     fn open(
@@ -416,7 +421,7 @@ mod tests {
     fn limits_apply_to_an_object_and_its_parts_together() {
         let limits = ChildLimits::NONE.with(Class::Endpoint, 2);
         let domain = ObjectNode::with_limits(Class::Domain, None, limits);
-        let part = ObjectNode::part(Class::ResourceDomain, &domain);
+        let part = ObjectNode::resource_domain(&domain);
         part.attach_to_parent().unwrap();
         let child = |parent: &Arc<ObjectNode>| {
             let node = ObjectNode::new(Class::Endpoint, Some(parent.clone()));

@@ -106,7 +106,7 @@ impl<M: ThreadModel> Future for Reserving<'_, M> {
         let ReservingState::Queued(permit) = &self.state else {
             panic!("{POLLED_AFTER_COMPLETION}")
         };
-        let granted = ready!(self.ep.domain.engine.poll_condition(permit.key, cx));
+        let granted = ready!(self.ep.domain.engine.poll_wait(permit.key, cx));
         budget.made_progress();
         let ReservingState::Queued(permit) =
             mem::replace(&mut self.state, ReservingState::Resolved)

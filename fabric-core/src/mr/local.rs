@@ -232,7 +232,7 @@ mod tests {
         let fabric = ObjectNode::new(Class::Fabric, None);
         let [domain, other] =
             [(); 2].map(|()| ObjectNode::new(Class::Domain, Some(fabric.clone())));
-        let part = ObjectNode::part(Class::ResourceDomain, &domain);
+        let part = ObjectNode::resource_domain(&domain);
         let node = || ObjectNode::new(Class::MemoryRegion, Some(domain.clone()));
         let buf = LocalBuffer::new(vec![1u8; 8], Access::SEND | Access::RECV, node()).unwrap();
         assert_eq!(domain.children().of(Class::MemoryRegion), 1);

@@ -62,7 +62,7 @@ impl EngineState {
             return;
         };
         let (ep, kind) = (op.ep, op.kind);
-        if op.is_condition() {
+        if op.is_wait() {
             self.try_cancel(key);
             self.domain.discard_op(key);
             return;

@@ -27,7 +27,7 @@ impl EngineGuard<'_> {
         if let Some(from) = spec.from {
             self.domain.check_address(ep, from)?;
         }
-        let probe = OpState::condition(Some(ep), OpPhase::Executing);
+        let probe = OpState::wait(Some(ep), OpPhase::Executing);
         let key = self.domain.ops.insert(probe);
         self.post_to_rx(ep, key, |rx, domain| rx.probe(domain, key, spec));
         Ok(key)

@@ -85,7 +85,7 @@ impl DomainHandle {
             return Poll::Ready(Loan::from_heap(len));
         };
         loop {
-            ready!(self.poll_condition(key, cx))?;
+            ready!(self.poll_wait(key, cx))?;
             let freed_before = allocator.times_freed();
             match self.take_loan(&**allocator, len) {
                 Err(Error::WouldBlock(_)) => self.with_engine(|locked| {

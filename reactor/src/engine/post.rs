@@ -443,7 +443,7 @@ impl DomainHandle {
 
     /// Drives the domain until a permit is granted, a flush has ended, or it is the turn of a wait
     /// for memory of loans. The operation still has to be [detached](DomainHandle::detach).
-    pub fn poll_condition(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<()>> {
+    pub fn poll_wait(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<()>> {
         self.engine().poll(
             cx.waker(),
             |domain| {

@@ -753,9 +753,9 @@ impl EngineState {
         let Some(op) = self.domain.ops.grant_credit(key) else {
             return;
         };
-        if op.is_condition() {
+        if op.is_wait() {
             // A permit keeps its credit until it is used or dropped.
-            return self.domain.end_condition(key);
+            return self.domain.end_wait(key);
         }
         op.execute();
         let Some(tx_op) = op.tx_op else { return };

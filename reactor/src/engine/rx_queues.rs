@@ -149,7 +149,7 @@ impl EngineState {
     /// Cancels an operation that the transport or a receive queue has. Returns false if it has
     /// begun.
     pub(crate) fn cancel(&mut self, ep: EpId, op: OpKey) -> bool {
-        let is_in_queue = |op: &OpState| op.kind == OpKind::Recv || op.is_condition();
+        let is_in_queue = |op: &OpState| op.kind == OpKind::Recv || op.is_wait();
         if !self.domain.ops.get(op).is_some_and(is_in_queue) {
             let tx_op = self.domain.ops.get(op).and_then(|op| op.tx_op);
             return tx_op.is_some_and(|tx_op| {

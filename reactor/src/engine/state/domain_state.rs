@@ -187,7 +187,7 @@ impl DomainState {
     }
 
     /// Ends an operation without a transfer, because its condition holds, and wakes its future.
-    pub(crate) fn end_condition(&mut self, key: OpKey) {
+    pub(crate) fn end_wait(&mut self, key: OpKey) {
         if let Some(op) = self.ops.get_mut(key) {
             op.finish_ok(Transfer::default(), &mut self.deferred);
         }

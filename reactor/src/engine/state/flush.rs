@@ -35,7 +35,7 @@ impl DomainState {
             in_scope && op.is_unsent()
         });
         // The flush of an endpoint outlives the endpoint.
-        let key = self.ops.insert(OpState::condition(None, OpPhase::Waiting));
+        let key = self.ops.insert(OpState::wait(None, OpPhase::Waiting));
         self.flushes.0.push(Flush { key, waits_for });
         self.end_flushes();
         key
@@ -62,7 +62,7 @@ impl DomainState {
             !is_dropped && !waits_for.is_empty()
         });
         for key in ended {
-            self.end_condition(key);
+            self.end_wait(key);
         }
     }
 }

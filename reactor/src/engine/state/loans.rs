@@ -38,7 +38,7 @@ impl LoanWaiters {
 impl DomainState {
     /// Joins the queue for memory.
     pub(crate) fn enqueue_loan_waiter(&mut self, allocator: &Arc<dyn LoanAllocator>) -> OpKey {
-        let key = self.ops.insert(OpState::condition(None, OpPhase::Waiting));
+        let key = self.ops.insert(OpState::wait(None, OpPhase::Waiting));
         allocator.set_awaited(true);
         self.loan_waiters.allocator = Some(allocator.clone());
         self.loan_waiters.queue.push_back(key);
@@ -62,7 +62,7 @@ impl DomainState {
             };
             let has_freed = loan_waiters.freed_before != Some(allocator.times_freed());
             if op.phase() == OpPhase::Waiting && has_freed {
-                self.end_condition(first);
+                self.end_wait(first);
             }
             return;
         }
@@ -72,7 +72,7 @@ impl DomainState {
     /// Wakes all that wait for memory, because the domain is closed.
     pub(crate) fn end_loan_waits(&mut self) {
         for key in std::mem::take(&mut self.loan_waiters.queue) {
-            self.end_condition(key);
+            self.end_wait(key);
         }
         if let Some(allocator) = &self.loan_waiters.allocator {
             allocator.set_awaited(false);

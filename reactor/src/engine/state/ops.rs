@@ -106,7 +106,7 @@ pub(crate) struct OpState {
     holds_credit: bool,
     /// Whether this is a permit, a probe, a flush or a wait for memory of loans: it transfers
     /// nothing and ends when a condition holds.
-    is_condition: bool,
+    is_wait: bool,
     /// Whether the payload was handed over, so that the operation waits only for the peer's ack.
     payload_sent: bool,
     pub(crate) buf: AnyBuf,
@@ -126,7 +126,7 @@ impl OpState {
             target,
             tx_op: None,
             holds_credit: false,
-            is_condition: false,
+            is_wait: false,
             payload_sent: false,
             buf,
             waiter: WakerSlot::EMPTY,
@@ -160,19 +160,19 @@ impl OpState {
         Self {
             tx_op: Some(TxOp::new(OpKind::Send, peer)),
             holds_credit,
-            ..Self::condition(Some(ep), phase)
+            ..Self::wait(Some(ep), phase)
         }
     }
 
     /// Returns an operation without a transfer, which ends when a condition holds: a permit, a
     /// probe, a flush, or a wait for memory of loans. `ep` is `None` for one of the whole domain.
-    pub(crate) fn condition(ep: Option<EpId>, phase: OpPhase) -> Self {
+    pub(crate) fn wait(ep: Option<EpId>, phase: OpPhase) -> Self {
         let ep = ep.unwrap_or(EpId(u32::MAX));
         // The kind has no effect: nothing is transferred or counted.
         let op = Self::new(ep, OpKind::Send, CompletionTarget::Future, AnyBuf::None);
         Self {
             phase,
-            is_condition: true,
+            is_wait: true,
             ..op
         }
     }
@@ -195,8 +195,8 @@ impl OpState {
     }
 
     /// Returns whether this is a permit, a probe, a flush or a wait for memory of loans.
-    pub(crate) fn is_condition(&self) -> bool {
-        self.is_condition
+    pub(crate) fn is_wait(&self) -> bool {
+        self.is_wait
     }
 
     /// Returns the outcome of an operation that has ended.
@@ -208,7 +208,7 @@ impl OpState {
     /// Returns whether bytes of a transmit operation have still to be handed over.
     pub(crate) fn is_unsent(&self) -> bool {
         let transmits = matches!(self.kind, OpKind::Send | OpKind::Write | OpKind::Atomic);
-        transmits && !self.is_condition && !self.payload_sent && self.phase != OpPhase::Done
+        transmits && !self.is_wait && !self.payload_sent && self.phase != OpPhase::Done
     }
 
     /// Notes that the payload was handed over: the operation waits only for the peer's ack.
@@ -246,7 +246,7 @@ impl OpState {
 
     /// Lets an operation without a transfer, which has ended, wait for its condition again.
     pub(crate) fn wait_again(&mut self) {
-        debug_assert!(self.is_condition);
+        debug_assert!(self.is_wait);
         self.phase = OpPhase::Waiting;
     }
 
@@ -267,7 +267,7 @@ impl OpState {
     /// Returns whether this is a transmit operation, other than a permit, that holds a credit: the
     /// transport has not finished it.
     fn is_pending_send(&self) -> bool {
-        self.holds_credit && self.kind != OpKind::Recv && !self.is_condition
+        self.holds_credit && self.kind != OpKind::Recv && !self.is_wait
     }
 
     /// Frees the slot of an operation that was reported: its buffer and waker have been taken out.
@@ -387,7 +387,7 @@ impl OpTable {
         slot.target = target;
         slot.tx_op = tx_op.copied();
         slot.holds_credit = holds_credit;
-        slot.is_condition = false;
+        slot.is_wait = false;
         slot.payload_sent = false;
         // A free slot has no buffer, so there is nothing to drop; `forget` saves the check.
         let vacant_buf = std::mem::replace(&mut slot.buf, buf);

@@ -247,7 +247,7 @@ impl RxEngine for DomainState {
             return;
         };
         let (ep, kind, target) = (op.ep, op.kind, op.target());
-        let (is_condition, held_credit) = (op.is_condition(), op.holds_credit());
+        let (is_wait, held_credit) = (op.is_wait(), op.holds_credit());
         if outcome.error.is_none() {
             outcome.error = self.endpoints.source_error(ep, kind, &outcome.transfer);
         }
@@ -266,7 +266,7 @@ impl RxEngine for DomainState {
             // A batched message holds no credit, and a fenced operation may wait for it.
             self.pending_work.push(FollowUp::GrantCredits(ep));
         }
-        if !is_condition {
+        if !is_wait {
             let (transfer, ok) = (&outcome.transfer, outcome.error.is_none());
             self.count_op(ep, kind, transfer.len, ok);
             if kind == OpKind::Recv {

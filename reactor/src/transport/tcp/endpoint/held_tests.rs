@@ -165,8 +165,8 @@ impl Fixture {
 
     /// Claims the message that a probe finds at once, and receives it.
     fn claim(&mut self, tag: u64) -> Option<OpKey> {
-        let condition = OpState::condition(Some(self.ep), OpPhase::Executing);
-        let probe = self.domain.ops.insert(condition);
+        let wait = OpState::wait(Some(self.ep), OpPhase::Executing);
+        let probe = self.domain.ops.insert(wait);
         self.rx.probe(&mut self.domain, probe, spec(tag));
         self.domain.take_op_result(probe)?;
         self.rx.prepare_claim(&mut self.domain, &spec(tag)).ok()?;
