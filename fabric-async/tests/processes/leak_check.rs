@@ -4,6 +4,8 @@
 #![allow(unsafe_code)] // a counting allocator
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::fs::DirEntry;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -51,10 +53,17 @@ pub(crate) fn heap_bytes() -> usize {
     HEAP_BYTES.load(Ordering::Relaxed)
 }
 
+/// Timers that the domains of a test may open after its resources were counted: a domain opens its
+/// timer of arriving messages with the first message that arrives in pieces, and keeps the timer.
+const NEW_TIMERS: usize = 2;
+
 /// The resources that this process has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ResourceUsage {
+    /// Descriptors that are not timers.
     pub(crate) descriptors: usize,
+    /// Timers (`timerfd`).
+    timers: usize,
     /// Mappings of the shared memory of the fabric.
     pub(crate) mappings: usize,
     pub(crate) threads: usize,
@@ -62,21 +71,28 @@ pub(crate) struct ResourceUsage {
 
 impl ResourceUsage {
     pub(crate) fn current() -> Self {
-        let count = |what| {
-            std::fs::read_dir(format!("/proc/self/{what}"))
-                .expect("read /proc")
-                .count()
+        let entries = |what| {
+            let entries = std::fs::read_dir(format!("/proc/self/{what}"));
+            entries.expect("read /proc").flatten()
         };
+        let is_timer = |fd: &DirEntry| {
+            let target = std::fs::read_link(fd.path());
+            target.is_ok_and(|target| target == Path::new("anon_inode:[timerfd]"))
+        };
+        let (timers, others): (Vec<_>, Vec<_>) = entries("fd").partition(is_timer);
         Self {
-            descriptors: count("fd"),
+            descriptors: others.len(),
+            timers: timers.len(),
             mappings: count_mappings("memfd:fabric"),
-            threads: count("task"),
+            threads: entries("task").count(),
         }
     }
 
-    /// Returns whether every count is at most that of `other`.
+    /// Returns whether every count is at most that of `other`, with the timers that domains may
+    /// have opened since.
     pub(crate) fn is_within(&self, other: &Self) -> bool {
         self.descriptors <= other.descriptors
+            && self.timers <= other.timers + NEW_TIMERS
             && self.mappings <= other.mappings
             && self.threads <= other.threads
     }
@@ -94,7 +110,8 @@ impl ResourceUsage {
         usage
     }
 
-    /// Waits until this process has exactly these descriptors and mappings, and no more threads:
+    /// Waits until this process has exactly these descriptors and mappings, and no more threads and
+    /// timers than [`is_within`](Self::is_within) permits:
     /// closes happen in the background, and a thread that closes ends later.
     pub(crate) async fn wait_restored(&self) {
         let is_restored = |now: &Self| {
@@ -162,7 +179,7 @@ impl BeforeAttack {
     }
 
     /// Waits until every peer has left and the process has at most the descriptors, mappings and
-    /// threads that it had, a timer of arriving messages and the two threads of the process that
+    /// threads that it had, timers of arriving messages and the two threads of the process that
     /// close in the background, and checks that its heap has grown by at most `kept` bytes and 1
     /// MiB.
     pub(crate) async fn assert_restored(&self, ep: &Endpoint, kept: usize) {
@@ -174,7 +191,6 @@ impl BeforeAttack {
     pub(crate) async fn assert_restored_to(&self, ep: &Endpoint, peers: usize, kept: usize) {
         wait_until(ep, |stats| stats.peers == peers).await;
         let limit = ResourceUsage {
-            descriptors: self.usage.descriptors + 1,
             threads: self.usage.threads + 2,
             ..self.usage
         };
