@@ -97,6 +97,9 @@ pub trait DeviceCopy: Send + Sync + 'static {
 /// memory of this process, of the length of the buffer. The length of the buffer limits the message
 /// and does not change: the result of the operation has the number of received bytes.
 ///
+/// Nothing is copied to the device if the program does not get the result: if it drops the future,
+/// or if a selective completion queue does not report a success.
+///
 /// If a copy to the device fails, the operation fails with the error of the copy, although the
 /// message was received; its bytes are lost. Dropping the buffer frees no memory of the device.
 /// Buffers may overlap; operations that use the same bytes at the same time copy in any order.
