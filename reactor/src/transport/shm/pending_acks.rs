@@ -32,10 +32,18 @@ pub(crate) struct UnackedMessage {
     pub(crate) op: OpKey,
     /// What the completion of the send reports.
     pub(crate) transfer: Transfer,
-    /// Whether the message was sent completely.
-    sent: bool,
-    /// Whether the peer has acknowledged the message.
-    acked: bool,
+    stage: AckStage,
+}
+
+/// How far a message is that the peer acknowledges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AckStage {
+    /// Neither sent completely nor acknowledged.
+    Sending,
+    /// Acknowledged before it was sent completely.
+    AckedEarly,
+    /// Sent completely and not acknowledged.
+    AwaitingAck,
 }
 
 /// The messages of a connection that wait for the peer's ack, by ack id.
@@ -65,16 +73,14 @@ impl PendingAcks {
         entry.insert(UnackedMessage {
             op,
             transfer,
-            sent: false,
-            acked: false,
+            stage: AckStage::Sending,
         });
         self.used_words = self.used_words.max(ack_id as usize / 64 + 1);
     }
 
     /// Marks a message as sent completely. Removes and returns the message if it was acknowledged.
     pub(crate) fn mark_sent(&mut self, ack_id: u32) -> Option<UnackedMessage> {
-        self.messages.get_mut(ack_id as usize)?.sent = true;
-        self.take_completed(ack_id as usize)
+        self.advance(ack_id as usize, AckStage::AwaitingAck, AckStage::AckedEarly)
     }
 
     /// Returns the operation of the message with this ack id.
@@ -97,10 +103,7 @@ impl PendingAcks {
             while bits != 0 {
                 let ack_id = 64 * word + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                if let Some(message) = self.messages.get_mut(ack_id) {
-                    message.acked = true;
-                }
-                self.take_completed(ack_id)
+                self.advance(ack_id, AckStage::AckedEarly, AckStage::AwaitingAck)
                     .into_iter()
                     .for_each(&mut on_complete);
             }
@@ -112,16 +115,23 @@ impl PendingAcks {
         std::mem::take(&mut self.messages)
             .into_iter()
             .map(|(_, message)| message)
-            .filter(|message| message.sent)
+            .filter(|message| message.stage == AckStage::AwaitingAck)
     }
 
-    /// Removes and returns the message if it is sent and acknowledged.
-    fn take_completed(&mut self, ack_id: usize) -> Option<UnackedMessage> {
-        let completed = self
-            .messages
-            .get(ack_id)
-            .is_some_and(|message| message.sent && message.acked);
-        completed.then(|| self.messages.remove(ack_id))
+    /// Sets the stage of a message to `reached`. Removes and returns the message if its stage is
+    /// `other`, so that it is now sent and acknowledged.
+    fn advance(
+        &mut self,
+        ack_id: usize,
+        reached: AckStage,
+        other: AckStage,
+    ) -> Option<UnackedMessage> {
+        let message = self.messages.get_mut(ack_id)?;
+        if message.stage == other {
+            return Some(self.messages.remove(ack_id));
+        }
+        message.stage = reached;
+        None
     }
 }
 

@@ -119,27 +119,25 @@ struct QueuedTx {
     /// Value of `sent` at which the operation is done. Known for a message once its payload was
     /// read from the engine, and for an access after its last range.
     total: Option<usize>,
-    /// Whether a record was sent or a byte was accessed, so the operation cannot be canceled.
-    started: bool,
-    /// How the payload of a message is sent; valid once `started` is set.
-    path: PayloadPath,
-    /// Id of the requested ack, once the first record was sent.
-    ack_id: Option<u32>,
+    stage: TxStage,
     /// Position among the remote ranges, if the operation has several.
     cursor: IovCursor,
 }
 
-/// How the payload of a message reaches the peer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum PayloadPath {
-    /// In records of the ring.
-    #[default]
-    Ring,
-    /// In a lent chunk.
-    Loan,
-    /// The peer copies the payload from this process. The operation completes when the peer returns
-    /// the slot of the offer.
-    CmaOffer,
+/// How far a queued operation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TxStage {
+    /// No record was sent and no byte was accessed: the operation can be canceled.
+    Unstarted,
+    /// Memory of the peer was accessed.
+    Accessed,
+    /// A record with bytes of the message was sent; `ack_id` is that of the requested ack.
+    InRing { ack_id: Option<u32> },
+    /// The message was lent; `ack_id` is that of the requested ack.
+    Lent { ack_id: Option<u32> },
+    /// The peer copies the message from this process. The operation completes when the peer
+    /// returns the slot of the offer.
+    Offered,
 }
 
 /// Result of pushing one record into the ring, or of one access to the peer's memory.
@@ -168,6 +166,11 @@ impl QueuedTx {
     /// Returns whether the operation accesses the region with this key.
     fn targets_key(&self, key: u64) -> bool {
         self.tx_op.remote.is_some_and(|remote| remote.key == key)
+    }
+
+    /// Returns whether a record was sent or a byte was accessed.
+    fn is_started(&self) -> bool {
+        self.stage != TxStage::Unstarted
     }
 
     /// Returns whether everything was sent or accessed.
@@ -382,16 +385,14 @@ impl TxConnection {
             tx_op,
             sent: 0,
             total: None,
-            started: false,
-            path: PayloadPath::default(),
-            ack_id: None,
+            stage: TxStage::Unstarted,
             cursor: IovCursor::default(),
         });
     }
 
     /// Returns the queued operations that have not started.
     pub(crate) fn unstarted_ops(&self) -> impl Iterator<Item = OpKey> {
-        let unstarted = self.queue.iter().filter(|queued| !queued.started);
+        let unstarted = self.queue.iter().filter(|queued| !queued.is_started());
         unstarted.map(|queued| queued.op)
     }
 
@@ -401,7 +402,7 @@ impl TxConnection {
         let at = self
             .queue
             .iter()
-            .position(|queued| queued.op == op && !queued.started);
+            .position(|queued| queued.op == op && !queued.is_started());
         let canceled = at.is_some_and(|at| self.queue.remove(at).is_some());
         if canceled && let Some(channel) = self.state.established_mut() {
             let queue = &self.queue;
@@ -483,20 +484,21 @@ impl TxConnection {
             };
             progressed |= pushed == PushOutcome::Pushed;
             bytes += front.sent - before;
-            if pushed == PushOutcome::Pushed && front.path == PayloadPath::CmaOffer {
+            if pushed == PushOutcome::Pushed && front.stage == TxStage::Offered {
                 // `complete_cma_offers` completes the send.
                 self.queue.pop_front();
             } else if pushed == PushOutcome::Pushed && front.is_done() {
                 let transfer = Transfer::sent(front.sent, front.tx_op.tag);
-                let (op, ack_id) = (front.op, front.ack_id);
-                let is_in_ring = front.tx_op.remote.is_none() && front.path == PayloadPath::Ring;
-                if is_in_ring && front.sent > FRAGMENT_LEN {
-                    channel.counters.segmented.record(front.sent);
-                }
+                let (op, stage) = (front.op, front.stage);
                 self.queue.pop_front();
-                match ack_id {
-                    None => ctx.complete(op, Outcome::ok(transfer)),
-                    Some(ack_id) => channel.mark_sent(ack_id, ctx),
+                if matches!(stage, TxStage::InRing { .. }) && transfer.len > FRAGMENT_LEN {
+                    channel.counters.segmented.record(transfer.len);
+                }
+                match stage {
+                    TxStage::InRing { ack_id: Some(id) } | TxStage::Lent { ack_id: Some(id) } => {
+                        channel.mark_sent(id, ctx);
+                    }
+                    _ => ctx.complete(op, Outcome::ok(transfer)),
                 }
             } else if pushed == PushOutcome::Closed {
                 return QueueProgress::Closed;

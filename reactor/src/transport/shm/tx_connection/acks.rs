@@ -18,7 +18,7 @@ impl TxChannel {
     /// [`Error::WouldBlock`] if all ack ids are in use.
     pub(super) fn ack_to_request(&self, front: &QueuedTx) -> Result<Option<AckRequest>> {
         let level = front.tx_op.level;
-        if front.started || !level.needs_ack() {
+        if front.is_started() || !level.needs_ack() {
             return Ok(None);
         }
         let ack_id = self.pending_acks.vacant_id().ok_or_else(|| {

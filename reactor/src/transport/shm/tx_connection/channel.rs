@@ -12,7 +12,6 @@ use fabric_core::buf::Payload;
 use fabric_core::completion::{OpKind, Transfer};
 use fabric_core::extension::ShmInfo;
 use fabric_core::flags::Caps;
-use fabric_core::matching::AckRequest;
 use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{EndpointContext, EngineContext, TxOp};
 use fabric_core::{Address, Result};
@@ -33,7 +32,7 @@ use super::super::segment::{MAX_LINES, Segment};
 use super::super::socket::{PeerCredentials, ShmSocket};
 use super::super::tx_settings::TxSettings;
 use super::super::{cma, doorbell};
-use super::{PayloadPath, PushOutcome, QueuedTx};
+use super::{PushOutcome, QueuedTx, TxStage};
 
 /// Maximum bytes of one access to a mapped region. Longer accesses are executed in pieces.
 pub(super) const MAX_ACCESS_LEN: usize = 256 * 1024;
@@ -253,7 +252,7 @@ impl TxChannel {
 
         // A message that is in a loan is lent.
         let may_be_loan = front.tx_op.loan.is_some() || payload.peer_memory().is_some();
-        let loan_outcome = (may_be_loan && !front.started)
+        let loan_outcome = (may_be_loan && !front.is_started())
             .then(|| self.send_loan(&front.tx_op, payload, ack))
             .flatten();
         // A long message in ordinary memory is offered, if the policy says so.
@@ -262,7 +261,7 @@ impl TxChannel {
                 payload.len(),
                 is_only_op && !self.outstanding.has_cma_offers(),
             )
-            && !front.started
+            && !front.is_started()
             && ctx.is_host_memory(front.op);
         let offer_outcome = payload
             .as_contiguous()
@@ -270,33 +269,31 @@ impl TxChannel {
             .and_then(|bytes| self.send_cma_offer(front, bytes, ack));
 
         // Any other message is copied into the ring, in one record or in fragments.
-        let (path, pushed, count) = if let Some(pushed) = loan_outcome {
-            (PayloadPath::Loan, pushed, payload.len())
+        let ack_id = ack.map(|ack| ack.ack_id);
+        let (stage, pushed, count) = if let Some(pushed) = loan_outcome {
+            (TxStage::Lent { ack_id }, pushed, payload.len())
         } else if let Some(pushed) = offer_outcome {
-            (PayloadPath::CmaOffer, pushed, 0)
-        } else if !front.started && payload.len() <= FRAGMENT_LEN && ack.is_none() {
+            (TxStage::Offered, pushed, 0)
+        } else if !front.is_started() && payload.len() <= FRAGMENT_LEN && ack.is_none() {
             let pushed = self.push_message(&front.tx_op, payload);
-            (PayloadPath::Ring, pushed, payload.len())
+            (TxStage::InRing { ack_id }, pushed, payload.len())
         } else {
-            let kind = if front.started {
-                FRAGMENT
-            } else {
-                FIRST_FRAGMENT
+            let (kind, stage) = match front.stage {
+                TxStage::Unstarted => (FIRST_FRAGMENT, TxStage::InRing { ack_id }),
+                stage => (FRAGMENT, stage),
             };
             let len_and_ack = encode_len_and_ack(payload.len(), ack);
             let fragment =
                 payload.slice(front.sent, (payload.len() - front.sent).min(FRAGMENT_LEN));
             let pushed = self.push_payload(kind, &front.tx_op, len_and_ack, fragment);
-            (PayloadPath::Ring, pushed, fragment.len())
+            (stage, pushed, fragment.len())
         };
         if pushed == PushOutcome::Pushed {
-            if let Some(AckRequest { ack_id, .. }) = ack {
+            if let Some(ack_id) = ack_id {
                 let transfer = Transfer::sent(payload.len(), front.tx_op.tag);
                 self.pending_acks.insert(ack_id, front.op, transfer);
-                front.ack_id = Some(ack_id);
             }
-            front.path = path;
-            front.started = true;
+            front.stage = stage;
             front.sent += count;
         }
         Ok(pushed)

@@ -26,7 +26,7 @@ use super::super::rma_bounce::{MAX_REQUEST_LEN, RmaBounceBuffer};
 use super::channel::{
     MAX_ACCESS_LEN, MAX_NOTIFICATION_LEN, MAX_REQUEST_AND_NOTIFICATION_LEN, TxChannel, record_flags,
 };
-use super::{PushOutcome, QueuedTx};
+use super::{PushOutcome, QueuedTx, TxStage};
 
 /// Reason in [`Error::Key`] of an operation that has started when the peer revokes the key.
 const REVOKED: &str = "was revoked during the operation";
@@ -130,7 +130,7 @@ impl TxChannel {
                 ctx.write_at(op, 0, &&result[..], 0, result.len());
             }
         }
-        front.started = true;
+        front.stage = TxStage::Accessed;
         front.sent += piece_len;
         if !is_last_piece {
             return Ok(PushOutcome::Pushed);
@@ -144,7 +144,7 @@ impl TxChannel {
     /// [`Error::Key`] if the peer has denied the request, or has revoked the key since the
     /// operation started.
     fn request_mapping(&mut self, front: &QueuedTx, key: u64) -> Result<PushOutcome> {
-        if front.started && !front.cursor.is_checking_ranges(&front.tx_op) {
+        if front.is_started() && !front.cursor.is_checking_ranges(&front.tx_op) {
             return Err(Error::Key { key, why: REVOKED });
         }
         if self.mapped_regions.needs_map_request(key)?
@@ -305,7 +305,7 @@ impl TxChannel {
             Payload::Contiguous(&request.to_bytes()),
         );
         if pushed == PushOutcome::Pushed {
-            front.started = true;
+            front.stage = TxStage::Accessed;
             if let Some(bounce_buffer) = &mut self.rma_bounce {
                 bounce_buffer.on_request_sent(request);
             }
