@@ -46,15 +46,19 @@ impl<M: ThreadModel> Endpoint<M> {
         peer: FiAddr,
         messages: impl IntoIterator<Item = &'b [u8]>,
     ) -> (usize, Result<()>) {
-        let mut tx_op = TxOp::new(OpKind::Send, peer);
-        if let Err(error) = self.inner.check_copied_tx(&tx_op) {
+        if let Err(error) = self
+            .inner
+            .check_without_buffer(OpKind::Send, false, false, false)
+        {
             return (0, Err(error));
         }
+        let mut tx_op = TxOp::new(OpKind::Send, peer);
         let mut messages = messages.into_iter();
+        let mut chunk: ArrayVec<&[u8], MAX_BATCH_POSTS> = ArrayVec::new();
         let mut accepted = 0;
         loop {
-            let chunk: ArrayVec<&[u8], MAX_BATCH_POSTS> =
-                messages.by_ref().take(MAX_BATCH_POSTS).collect();
+            chunk.clear();
+            chunk.extend(messages.by_ref().take(MAX_BATCH_POSTS));
             if chunk.is_empty() {
                 return (accepted, Ok(()));
             }
