@@ -22,12 +22,12 @@ use fabric_core::flags::Access;
 use fabric_core::mr::RegionMemory;
 use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Error, Result};
-use fabric_reactor::{ReservedEvent, run_in_background};
+use fabric_reactor::{Memfd, ReservedEvent, run_in_background};
 
 use crate::domain::Domain;
 use crate::domain_inner::{DomainInner, RegistrationMode};
 use crate::eq::EventQueue;
-use crate::mr::{CopiedBuffer, MemoryRegion, MrRegistration, ZeroedMemory};
+use crate::mr::{CopiedBuffer, MemfdInPlace, MemoryRegion, MrRegistration, ZeroedMemory};
 use crate::registered::{BufferInPlace, RegisteredBuffer};
 
 /// A request to register memory asynchronously (`FI_REG_MR`), from
@@ -189,11 +189,31 @@ impl Domain {
         RegionRequest::new(&self.inner, access, BufferInPlace::new(&self.inner, buf))
     }
 
+    /// Registers memory of the program in place asynchronously, as
+    /// [`register_memfd`](Self::register_memfd).
+    ///
+    /// # Errors
+    /// Of the request: as [`register_memfd`](Self::register_memfd); [`Error::Os`] when no thread
+    /// can be started.
+    ///
+    /// # Cancel safety
+    /// As [`alloc_async`](Self::alloc_async).
+    #[doc(alias = "FI_REG_MR")]
+    pub fn register_memfd_async(
+        &self,
+        memory: &Memfd,
+        access: Access,
+    ) -> RegionRequest<MemoryRegion<Memfd>> {
+        let memfd = memory.clone();
+        RegionRequest::new(&self.inner, access, MemfdInPlace { memfd, access })
+    }
+
     /// Binds the default event queue, as [`bind_eq`](Self::bind_eq), with `FI_REG_MR`: from now on
     /// this domain registers memory asynchronously only.
     ///
     /// Regions are requested with [`alloc_async`](Self::alloc_async),
-    /// [`alloc_from_async`](Self::alloc_from_async) and [`register_async`](Self::register_async).
+    /// [`alloc_from_async`](Self::alloc_from_async), [`register_async`](Self::register_async) and
+    /// [`register_memfd_async`](Self::register_memfd_async).
     /// The end of a [posted](RegionRequest::post) registration is an event of this queue:
     /// [`MrComplete`](crate::EventKind::MrComplete) or [`MrFailed`](crate::EventKind::MrFailed).
     /// The synchronous calls fail with [`Error::Invalid`]. Regions that exist stay.

@@ -14,7 +14,7 @@ use fabric_core::transport::{DomainConfig, MessageModel, SocketIo, ThreadMode, W
 use fabric_core::tree::{ChildLimits, Children, Class, ObjectNode};
 use fabric_core::{Error, Result, SocketOptions};
 use fabric_reactor as reactor;
-use fabric_reactor::WaitFd;
+use fabric_reactor::{Memfd, WaitFd};
 
 use crate::av::AddressVector;
 use crate::close::{CloseError, close_object, dependency_on};
@@ -552,6 +552,60 @@ impl<M: ThreadModel> Domain<M> {
         key: Option<u64>,
     ) -> Result<MemoryRegion<B, M>> {
         MemoryRegion::alloc_from(self, buf, access, key)
+    }
+
+    /// Registers memory of the program in place (`fi_mr_reg`), under the requested key or a free
+    /// one: memory that has a descriptor, from `memfd_create(2)`.
+    ///
+    /// Peers over `shm` map the memory, and access it even while this process makes no progress.
+    /// The program sees their accesses in its own mappings of the memory, and through the region.
+    /// Over other providers this process executes the accesses. The memory outlives the region,
+    /// and can be registered several times, also in several domains.
+    ///
+    /// Peers get no more rights than the region grants: without [`Access::REMOTE_WRITE`] the memory
+    /// is sealed against writing (`F_SEAL_FUTURE_WRITE`), after which no process can map it for
+    /// writing; mappings for writing that exist stay. The first registration also makes the seals
+    /// final (`F_SEAL_SEAL`). A region is not mapped, and is accessed by this process, when the
+    /// seals do not match its rights, when it has huge pages and [`Access::REMOTE_WRITE`] (a peer
+    /// could free the pages), and with [`Access::REMOTE_WRITE`] but without
+    /// [`Access::REMOTE_READ`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use std::os::fd::AsFd;
+    /// use std::os::unix::fs::FileExt;
+    /// use fabric_async::buf::Memfd;
+    /// use fabric_async::{Access, Endpoint};
+    /// let (target, ep) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+    /// let memory = Memfd::create(1 << 20)?;
+    /// let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    /// let region = target.domain().register_memfd(&memory, access, None)?;
+    /// let (remote, peer) = (region.remote(), ep.add_peer(target.name()).await?);
+    /// # let drive = tokio::spawn(async move { let _ = target.recv().await; });
+    /// ep.write(peer, remote.at(100), "hello").await?;
+    /// // What the peer wrote is in the memory, wherever the program has mapped it.
+    /// let file = std::fs::File::from(memory.as_fd().try_clone_to_owned()?);
+    /// let mut bytes = [0; 5];
+    /// file.read_exact_at(&mut bytes, 100)?;
+    /// assert_eq!(&bytes, b"hello");
+    /// # drive.abort(); Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Key`] when the key is in use, or the domain selects keys
+    /// ([`MrMode::PROV_KEY`](crate::info::MrMode::PROV_KEY)); [`Error::BadFlags`] when `access` is
+    /// empty; [`Error::Os`] without descriptors or memory; [`Error::NotSupported`] when the
+    /// provider has no memory regions; [`Error::TooMany`] when the domain has `mr_cnt` regions;
+    /// [`Error::Invalid`] when the domain is bound with [`FI_REG_MR`](Self::bind_eq_reg_mr);
+    /// [`Error::Closed`].
+    #[doc(alias = "fi_mr_reg")]
+    pub fn register_memfd(
+        &self,
+        memory: &Memfd,
+        access: Access,
+        key: Option<u64>,
+    ) -> Result<MemoryRegion<Memfd, M>> {
+        MemoryRegion::open_memfd(self, memory, access, key)
     }
 
     /// Registers a buffer in place (`fi_mr_reg`), under the requested key or a free one.

@@ -153,8 +153,8 @@ impl DomainInner {
             Some(bound) if bound.registration == RegistrationMode::Asynchronous => {
                 Err(Error::Invalid {
                     what: "synchronous registration",
-                    why: "the domain is bound with FI_REG_MR; use alloc_async, alloc_from_async \
-                          or register_async"
+                    why: "the domain is bound with FI_REG_MR; use alloc_async, alloc_from_async, \
+                          register_async or register_memfd_async"
                         .into(),
                 })
             }

@@ -12,7 +12,7 @@ use fabric_core::flags::{Access, CounterBind, MrMode};
 use fabric_core::mr::{RegionMemory, check_range, encode_raw_key};
 use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Error, Result};
-use fabric_reactor::{EngineTransport, ReservedEvent};
+use fabric_reactor::{EngineTransport, Memfd, ReservedEvent, memfd_region};
 
 use crate::async_mr::RegionSource;
 use crate::close::{CloseError, close_object, dependency_on};
@@ -31,7 +31,8 @@ use crate::thread_model::{Shared, ThreadModel};
 /// shared memory peers map the region, and access it even while this process makes no progress. A
 /// region with [`Access::REMOTE_WRITE`] and without [`Access::REMOTE_READ`] is not mapped, because
 /// the mapping could be read: this process executes the accesses. To register a buffer in place,
-/// use a [`RegisteredBuffer`](crate::RegisteredBuffer).
+/// use a [`RegisteredBuffer`](crate::RegisteredBuffer). [`Domain::register_memfd`] registers memory
+/// of the program that peers map.
 ///
 /// The bytes can change at any time, so they are copied in and out, never borrowed. To change a
 /// value from several processes at the same time, use [`atomic`](Self::atomic) in the owner and
@@ -396,6 +397,51 @@ impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
         let mut region = close_object(self, |region| &region.registration.node)?;
         region.registration.revoke();
         Ok(fill_from_region(region.buf, &*region.memory))
+    }
+}
+
+impl<M: ThreadModel> MemoryRegion<Memfd, M> {
+    /// Registers memory of the program in place.
+    pub(crate) fn open_memfd(
+        domain: &Domain<M>,
+        memfd: &Memfd,
+        access: Access,
+        key: Option<u64>,
+    ) -> Result<Self> {
+        domain.inner.check_registers_now()?;
+        let memory = memfd_region(memfd, access)?;
+        let registration = MrRegistration::open_now(&domain.inner, memory.clone(), access, key)?;
+        Ok(Self::from_parts(registration, memory, memfd.clone()))
+    }
+
+    /// Returns the memory.
+    #[must_use]
+    pub fn memfd(&self) -> &Memfd {
+        &self.buf
+    }
+}
+
+/// Memory of the program for an asynchronous registration.
+pub(crate) struct MemfdInPlace {
+    pub(crate) memfd: Memfd,
+    pub(crate) access: Access,
+}
+
+impl RegionSource<MemoryRegion<Memfd>, Error> for MemfdInPlace {
+    fn prepare(&mut self) -> Result<Arc<dyn RegionMemory>> {
+        memfd_region(&self.memfd, self.access)
+    }
+
+    fn open(
+        self: Box<Self>,
+        registration: Box<MrRegistration>,
+        memory: Arc<dyn RegionMemory>,
+    ) -> MemoryRegion<Memfd> {
+        MemoryRegion::from_parts(registration, memory, self.memfd)
+    }
+
+    fn fail(self: Box<Self>, error: Error) -> Error {
+        error
     }
 }
 

@@ -43,7 +43,7 @@
 //! | `fi_cq_open`, `fi_eq_open`, `fi_cntr_open` | [`Domain::completion_queue`], [`Fabric::event_queue`], [`Domain::counter`] |
 //! | `fi_av_open` | [`Domain::address_vector`] |
 //! | `fi_srx_context`, `FI_SHARED_CONTEXT` | [`Domain::shared_rx_context`], [`SHARED_CONTEXT`]; `fi_ep_bind` of it is [`bind_shared_rx`](EndpointBuilder::bind_shared_rx) |
-//! | `fi_mr_reg`, `fi_mr_key` | [`Domain::register`]; [`Domain::alloc`], [`Domain::alloc_from`]; [`MemoryRegion::key`] |
+//! | `fi_mr_reg`, `fi_mr_key` | [`Domain::register`]; [`Domain::register_memfd`]; [`Domain::alloc`], [`Domain::alloc_from`]; [`MemoryRegion::key`] |
 //! | `fi_mr_regv`, `fi_mr_regattr` with several segments | the same with a [`Scatter`] |
 //! | `fi_mr_reg` with `FI_REG_MR`, `FI_KEY_NOTAVAIL`, `FI_MR_COMPLETE` | [`RegionRequest::post`](crate::async_mr::RegionRequest::post) of [`Domain::register_async`], [`Domain::alloc_async`], [`Domain::alloc_from_async`]; [`PendingRegion::try_take`](crate::async_mr::PendingRegion::try_take); [`EventKind::MrComplete`], [`EventKind::MrFailed`] |
 //! | `fi_mr_refresh` | [`MemoryRegion::refresh`] |

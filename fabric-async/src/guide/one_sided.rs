@@ -31,16 +31,21 @@
 //!
 //! | | [`MemoryRegion`] | [`RegisteredBuffer`] |
 //! |---|---|---|
-//! | opened by | [`Domain::alloc`]; [`Domain::alloc_from`] copies a buffer in, and back on [`into_buf`](MemoryRegion::into_buf) | [`Domain::register`]: your buffer, in place |
+//! | opened by | [`Domain::alloc`]; [`Domain::alloc_from`] copies a buffer in, and back on [`into_buf`](MemoryRegion::into_buf); [`Domain::register_memfd`]: memory of `memfd_create(2)`, in place | [`Domain::register`]: your buffer, in place |
 //! | who executes an operation over `shm` | its initiator, on the mapped memory; its owner if peers may not read | its owner, who must make progress |
 //! | the owner's access | [`read`](MemoryRegion::read), [`write`](MemoryRegion::write), [`load`](MemoryRegion::load), [`atomic`](MemoryRegion::atomic): copies | a slice, by [`lock`](RegisteredBuffer::lock) |
 //! | mutual exclusion | among atomic operations | among all operations and the owner's slice |
 //! | windows | yes, if peers may read | no |
 //!
 //! Allocating and filling memory takes time in proportion to its length. [`Domain::alloc_async`],
-//! [`Domain::alloc_from_async`] and [`Domain::register_async`] do that on another thread, and are
-//! awaited, or [posted](crate::async_mr::RegionRequest::post) in a domain that is [bound with
-//! `FI_REG_MR`](Domain::bind_eq_reg_mr).
+//! [`Domain::alloc_from_async`], [`Domain::register_async`] and [`Domain::register_memfd_async`] do
+//! that on another thread, and are awaited, or [posted](crate::async_mr::RegionRequest::post) in a
+//! domain that is [bound with `FI_REG_MR`](Domain::bind_eq_reg_mr).
+//!
+//! A [`Memfd`] is memory that the program has created, or inherited, with a descriptor. Peers over
+//! `shm` map the pages that the program has, so a program that fills such memory, or maps it in
+//! other processes, shares it without a copy. It may have huge pages: peers map those if they only
+//! read them.
 //!
 //! A region may have several segments (`fi_mr_regv`): a [`Scatter`] of up to `mr_iov_limit` buffers
 //! (4) that [`Domain::register`] leaves in place, or [`Domain::alloc_from`] copies one after the

@@ -34,19 +34,22 @@ pub(crate) enum Facility {
     Root,
     /// A limit of open files (`RLIMIT_NOFILE`) that is high enough.
     Descriptors,
+    /// Huge pages that are free (`/proc/sys/vm/nr_hugepages`).
+    HugePages,
     /// A capability that the provider under test, the kernel or the installed libfabric does not
     /// offer.
     Capability,
 }
 
 impl Facility {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Interop,
         Self::Uring,
         Self::Netns,
         Self::Ipv6,
         Self::Root,
         Self::Descriptors,
+        Self::HugePages,
         Self::Capability,
     ];
 
@@ -59,6 +62,7 @@ impl Facility {
             Self::Ipv6 => "ipv6",
             Self::Root => "root",
             Self::Descriptors => "descriptors",
+            Self::HugePages => "hugepages",
             Self::Capability => "capability",
         }
     }

@@ -55,6 +55,7 @@ mod loans;
 mod local_mr;
 mod loopback;
 mod matching;
+mod memfds;
 mod message_metadata;
 mod messages;
 mod mr_mode;

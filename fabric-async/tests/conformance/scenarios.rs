@@ -570,6 +570,13 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         raw_keys_are_keys_in_domains_that_do_not_require_them: RMA,
         resource_domains_share_mapped_keys: RMA.chosen_mr_mode(),
     }
+    memfds {
+        memory_is_accessed_in_place: ATOMIC,
+        registrations_of_one_memory_are_independent: RMA,
+        peers_get_only_the_rights_of_the_region: RMA,
+        memory_is_registered_asynchronously: RMA.other_threads(),
+        huge_pages_are_registered_in_place: RMA.shared_memory(),
+    }
     region_segments {
         operations_cross_borders_of_segments: ATOMIC,
         segments_are_limited_by_mr_iov_limit: RMA,

@@ -23,6 +23,7 @@ const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const ROUNDS: u64 = 40;
 pub(crate) const REGION_LEN: usize = 1 << 20;
 pub(crate) const LARGE_REGION_LEN: usize = 3 << 20;
+pub(crate) const MEMFD_REGION_LEN: usize = 5 << 18;
 
 /// Counts the mapped regions of this length. Tests run side by side in one process, so a test that
 /// compares counts uses a length of its own.
@@ -131,6 +132,41 @@ fn rma_ops_fail_when_target_is_killed() {
             killer.join().unwrap();
         }
         while count_region_mappings(REGION_LEN) > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_still_works(&ep).await;
+    });
+}
+
+/// Memory that the target's program has created is accessed while no thread of the target makes
+/// progress, until the target is killed. Then it is unmapped.
+#[test]
+fn program_memory_is_accessed_while_its_process_blocks() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        for round in 0..4u64 {
+            let mut victim = TestPeer::start("memfd_target", &ep.name().to_string());
+            let (peer, remote) = recv_region(&ep).await;
+            assert_eq!(remote.len, MEMFD_REGION_LEN as u64);
+            let read = ep.read(peer, remote.slice(..7)).await.unwrap();
+            assert_eq!(&read[..], b"program");
+            assert_eq!(count_region_mappings(MEMFD_REGION_LEN), 1);
+            ep.send(peer, "block").match_complete().await.unwrap();
+            let bytes: Vec<u8> = (0..MEMFD_REGION_LEN).map(|at| (at % 249) as u8).collect();
+            let written = ep.write(peer, remote.at(0), bytes).await.unwrap();
+            let read = ep.read(peer, remote.slice(..)).await.unwrap();
+            assert!(read[..] == written.into_buf());
+            let first = ep.fetch_add(peer, remote.at(0), round).await.unwrap();
+            assert_eq!(first.to_ne_bytes(), [0, 1, 2, 3, 4, 5, 6, 7]);
+            victim.0.kill().unwrap();
+            let error = loop {
+                if let Err(failed) = ep.write(peer, remote.at(0), "after").await {
+                    break failed.error;
+                }
+            };
+            assert!(error.is_peer_unavailable(), "round {round}: {error}");
+        }
+        while count_region_mappings(MEMFD_REGION_LEN) > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         assert_still_works(&ep).await;
@@ -327,14 +363,15 @@ fn invalid_key_responses_fail_the_operation() {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         let page = move |size: usize| sealed_memfd(4096 + size, all);
-        let (good, small, unsealed) = (
+        let (good, small, head, unsealed) = (
             page(64),
             page(8),
+            page(0),
             sealed_memfd(4096 + 64, SealFlags::empty()),
         );
         let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
         let truncated = encode_grant(5, 64, 3)[..28].to_vec();
-        let cases: [(Vec<u8>, Vec<&OwnedFd>, &str); 11] = [
+        let cases: [(Vec<u8>, Vec<&OwnedFd>, &str); 16] = [
             (encode_control(104, 5), vec![], "is unknown"),
             (encode_grant(5, 64, 3), vec![&small], "announced size"),
             (encode_grant(5, u64::MAX, 3), vec![&good], "too large"),
@@ -350,10 +387,24 @@ fn invalid_key_responses_fail_the_operation() {
             (encode_grant(5, 64, 0xff), vec![&good], "not a memory grant"),
             (truncated, vec![&good], "not a memory grant"),
             (encode_grant(5, 64, 3), vec![], "did not arrive"),
+            // A second descriptor is the head of memory of the program.
             (
-                encode_grant(5, 64, 3),
-                vec![&good, &good],
-                "exactly one descriptor",
+                encode_grant(5, 4160, 3),
+                vec![&good, &small],
+                "announced size",
+            ),
+            (encode_grant(5, 64, 3), vec![&good, &head], "announced size"),
+            (encode_grant(5, 4160, 3), vec![&good, &null], "sealed"),
+            (encode_grant(5, 0, 3), vec![&good, &head], "without bytes"),
+            (
+                encode_grant(5, 4160, 3),
+                vec![&unsealed, &head],
+                "not sealed",
+            ),
+            (
+                encode_grant(5, 4160, 3),
+                vec![&good, &head, &head],
+                "more than two descriptors",
             ),
         ];
         for (number, (response, fds, reason)) in cases.into_iter().enumerate() {

@@ -7,11 +7,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use fabric_async::atomic::AtomicOp;
+use fabric_async::buf::Memfd;
 use fabric_async::{Access, Endpoint, Error, Protocol, RemoteRegion};
+use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::loans::{LOAN_LEN, SHORT_LOAN_LEN};
-use crate::rma::{LARGE_REGION_LEN, REGION_LEN};
+use crate::rma::{LARGE_REGION_LEN, MEMFD_REGION_LEN, REGION_LEN};
 use crate::{churn, memory_corruptor, peer_death, resource_limits, run, scale, shared_rx};
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
@@ -181,6 +183,7 @@ pub(crate) fn run_role() {
         "partial_sender" => run(partial_sender(&name)),
         "numbered_sender" => run(numbered_sender(&name)),
         "rma_target" => run(rma_target(&name, REGION_LEN)),
+        "memfd_target" => run(memfd_target(&name)),
         "rma_target large" => run(rma_target(&name, LARGE_REGION_LEN)),
         "registered_buffer_owner" => run(crate::registered_buffers::registered_buffer_owner(&name)),
         "rma_writer" => run(rma_writer(&name)),
@@ -295,6 +298,27 @@ async fn rma_target(name: &str, len: usize) {
         .await
         .expect("send");
     while ep.recv().from(peer).await.is_ok() {}
+}
+
+/// Registers memory that this program has created, announces it to the peer, and blocks its only
+/// thread after a message.
+async fn memfd_target(name: &str) {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // The name by which the peer counts its mappings.
+    let memory = rustix::fs::memfd_create("fabric-region", flags).expect("memfd_create");
+    rustix::fs::ftruncate(&memory, MEMFD_REGION_LEN as u64).expect("ftruncate");
+    rustix::io::pwrite(&memory, b"program", 0).expect("pwrite");
+    let memory = Memfd::new(memory).expect("suitable memory");
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    let region = ep.domain().register_memfd(&memory, READ_WRITE, None);
+    let region = region.expect("register memory");
+    let peer = ep.add_peer(name).await.expect("add_peer");
+    let announcement = region.remote().to_bytes().to_vec();
+    ep.send(peer, announcement).await.expect("send");
+    ep.recv().from(peer).await.expect("the request to block");
+    loop {
+        std::thread::park();
+    }
 }
 
 /// Writes to the region of the peer and adds to its values, forever.

@@ -1,8 +1,9 @@
 //! Shared mappings: memory that other processes map and access at the same time.
 //!
-//! A mapping has a *head* of one page, for control words, and a *body*, for bytes. Everything here
-//! is bounds-checked, so that users need no unsafe code. Only borrowing the bytes in place is
-//! unsafe ([`SharedMapping::slice`]).
+//! A mapping has a *head* of one page, for control words, and a *body*, for bytes. Usually both are
+//! in one memory. The body can also be a memory of its own, whose head is in another one
+//! ([`SharedMapping::map_body`]). Everything here is bounds-checked, so that users need no unsafe
+//! code. Only borrowing the bytes in place is unsafe ([`SharedMapping::slice`]).
 //!
 //! # Safety
 //!
@@ -91,6 +92,30 @@ unsafe impl Send for MappedPages {}
 // SAFETY: as above.
 unsafe impl Sync for MappedPages {}
 
+impl MappedPages {
+    /// Maps the first `size` bytes of this memory.
+    ///
+    /// # Errors
+    /// Errors of `mmap`, and `ENOMEM` if this process has as many mappings as `mapping_limit`
+    /// permits.
+    fn map(memory: impl AsFd, size: usize, writable: bool) -> Result<Self> {
+        let permit = MappingPermit::acquire().ok_or_else(|| os_error("mmap")(Errno::NOMEM))?;
+        let protection = match writable {
+            true => ProtFlags::READ | ProtFlags::WRITE,
+            false => ProtFlags::READ,
+        };
+        let any = std::ptr::null_mut();
+        // SAFETY: a new mapping at an address of the kernel's choice affects no existing memory.
+        let start = unsafe { rustix::mm::mmap(any, size, protection, MapFlags::SHARED, memory, 0) };
+        Ok(Self {
+            // SAFETY: the kernel chooses no address near 0.
+            start: unsafe { NonNull::new_unchecked(start.map_err(os_error("mmap"))?.cast()) },
+            size,
+            _permit: permit,
+        })
+    }
+}
+
 impl Drop for MappedPages {
     fn drop(&mut self) {
         // SAFETY: the mapping belongs to this value, and no reference to it is left.
@@ -110,12 +135,29 @@ pub(crate) enum MemoryOwner {
 #[derive(Debug)]
 pub(crate) struct SharedMapping {
     body: Body,
+    validity: ValidityWord,
+    /// Whether the body, and a head in the same memory, can be written.
     writable: bool,
+    /// Whether the head is in the same memory as the body.
+    has_own_head: bool,
     owner: MemoryOwner,
     fork_guard: ForkGuard,
-    /// Some until the drop.
-    pages: Option<MappedPages>,
+    /// Some until the drop: the body, with its head or without, and the head of another memory.
+    pages: Option<(MappedPages, Option<MappedPages>)>,
 }
+
+/// The word of a head that tells whether the memory is valid.
+#[derive(Clone, Copy, Debug)]
+struct ValidityWord(NonNull<atomic::AtomicU32>);
+
+// SAFETY: a mapping belongs to the process, not to a thread. The word is only accessed as an
+// atomic.
+unsafe impl Send for ValidityWord {}
+// SAFETY: as above.
+unsafe impl Sync for ValidityWord {}
+
+/// The validity word of memory without a head.
+static ALWAYS_VALID: atomic::AtomicU32 = atomic::AtomicU32::new(1);
 
 impl SharedMapping {
     /// Maps the head and `len` bytes of body of this memory, which is sealed and has that size.
@@ -129,35 +171,58 @@ impl SharedMapping {
         writable: bool,
         owner: MemoryOwner,
     ) -> Result<Self> {
-        let permit = MappingPermit::acquire().ok_or_else(|| os_error("mmap")(Errno::NOMEM))?;
         let size = HEAD_LEN
             .checked_add(len)
             .ok_or_else(|| os_error("mmap")(Errno::NOMEM))?;
-        let protection = match writable {
-            true => ProtFlags::READ | ProtFlags::WRITE,
-            false => ProtFlags::READ,
-        };
-        let any = std::ptr::null_mut();
-        // SAFETY: a new mapping at an address of the kernel's choice affects no existing memory.
-        let base = unsafe { rustix::mm::mmap(any, size, protection, MapFlags::SHARED, memory, 0) };
-        let base = base.map_err(os_error("mmap"))?.cast::<u8>();
-        // SAFETY: the mapping is longer than the head, and the kernel chooses no address near 0.
-        let (base, start) = unsafe {
-            (
-                NonNull::new_unchecked(base),
-                NonNull::new_unchecked(base.add(HEAD_LEN)),
-            )
-        };
+        let pages = MappedPages::map(memory, size, writable)?;
         Ok(Self {
-            body: Body { start, len },
+            body: Body {
+                // SAFETY: the mapping is not shorter than the head.
+                start: unsafe { pages.start.add(HEAD_LEN) },
+                len,
+            },
+            validity: ValidityWord(pages.start.cast()),
             writable,
+            has_own_head: true,
             owner,
             fork_guard: ForkGuard::current_process(),
-            pages: Some(MappedPages {
-                start: base,
-                size,
-                _permit: permit,
-            }),
+            pages: Some((pages, None)),
+        })
+    }
+
+    /// Maps `len` bytes of memory whose pages have `page_len` bytes, as a body without a head. The
+    /// memory is sealed and has that size. The validity word is in `head`, the sealed head of
+    /// another memory, which is mapped for reading; without a head, the mapping is always valid.
+    ///
+    /// # Errors
+    /// Those of [`map`](Self::map).
+    pub(crate) fn map_body(
+        memory: impl AsFd,
+        (len, page_len): (usize, usize),
+        head: Option<BorrowedFd<'_>>,
+        writable: bool,
+        owner: MemoryOwner,
+    ) -> Result<Self> {
+        let size = len.checked_next_multiple_of(page_len);
+        let size = size.ok_or_else(|| os_error("mmap")(Errno::NOMEM))?;
+        let head = head.map(|head| MappedPages::map(head, HEAD_LEN, false));
+        let head = head.transpose()?;
+        let body = MappedPages::map(memory, size, writable)?;
+        let validity = match &head {
+            Some(head) => head.start.cast(),
+            None => NonNull::from(&ALWAYS_VALID),
+        };
+        Ok(Self {
+            body: Body {
+                start: body.start,
+                len,
+            },
+            validity: ValidityWord(validity),
+            writable,
+            has_own_head: false,
+            owner,
+            fork_guard: ForkGuard::current_process(),
+            pages: Some((body, head)),
         })
     }
 
@@ -170,22 +235,25 @@ impl SharedMapping {
     /// Stores in the validity word whether the memory is valid, with release.
     ///
     /// # Panics
-    /// If the mapping is not writable.
+    /// If the mapping is not writable, or has no head of its own.
     pub(crate) fn set_valid(&self, valid: bool) {
-        assert!(self.writable, "write to a read-only mapping");
-        // SAFETY: the mapping is writable.
+        assert!(
+            self.writable && self.has_own_head,
+            "write to a read-only mapping"
+        );
+        // SAFETY: the head is mapped and writable.
         unsafe { self.validity() }.store(u32::from(valid), Ordering::Release);
     }
 
     /// Returns the validity word, the first word of the head.
     ///
     /// # Safety
-    /// If the mapping is not writable, the word is only accessed by relaxed loads.
+    /// If the head is not writable, the word is only accessed by relaxed loads.
     #[inline]
     unsafe fn validity(&self) -> &atomic::AtomicU32 {
-        // SAFETY: the head is mapped and begins at a page, and the word is only accessed as an
-        // atomic.
-        unsafe { self.body.start.sub(HEAD_LEN).cast().as_ref() }
+        // SAFETY: the head is mapped and begins at a page, or the word is a static; the word is
+        // only accessed as an atomic.
+        unsafe { self.validity.0.as_ref() }
     }
 
     /// Returns `len` bytes from byte `start` of the body, to be copied out.

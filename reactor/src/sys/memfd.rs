@@ -6,15 +6,46 @@
 //! also when no memory is left, unless a process that can write the memory frees pages of it
 //! (`FALLOC_FL_PUNCH_HOLE`). Of *sparse* memory only the first bytes are allocated; a process
 //! populates the others before it accesses them.
+//!
+//! Ordinary pages that were freed are allocated again by the next access. For a huge page
+//! (`MFD_HUGETLB`) the pool may have none, and the access faults. So a process maps the huge pages
+//! of a peer only if they are sealed against writing, which also keeps them from being freed.
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use fabric_core::Result;
+use fabric_core::{Error, Result};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use super::os_error::os_error;
+
+/// Maximum bytes of a region's memory, without its head.
+pub(crate) const MAX_LEN: usize = 1 << 40;
+
+/// Length above which memory is created only if the machine has that much available. Otherwise the
+/// OOM killer might end processes, to no avail since shared memory is charged to no process.
+const CHECK_THRESHOLD: usize = 64 << 20;
+
+/// Checks that the machine has memory for `len` more bytes.
+///
+/// # Errors
+/// `ENOMEM`.
+pub(crate) fn check_available(len: usize) -> Result<()> {
+    if len > CHECK_THRESHOLD && available_memory().is_some_and(|available| len as u64 > available) {
+        return Err(os_error("fallocate")(Errno::NOMEM));
+    }
+    Ok(())
+}
+
+/// Returns the available memory in bytes, as the kernel estimates it.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
+}
 
 /// Creates memory of `size` bytes, zeroed, allocated and not sealed. The name is for diagnostics.
 ///
@@ -30,31 +61,159 @@ pub(crate) fn create(name: &str, size: usize) -> Result<OwnedFd> {
 /// # Errors
 /// Those of [`create`].
 pub(crate) fn create_sparse(name: &str, size: usize, allocated: usize) -> Result<OwnedFd> {
-    let (size, call) = (size as u64, "fallocate");
-    if getrlimit(Resource::Fsize)
-        .current
-        .is_some_and(|limit| size > limit)
-    {
-        return Err(os_error(call)(Errno::FBIG));
-    }
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Kernels before 6.3 do not know `MFD_NOEXEC_SEAL`.
-    let memory = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
-        .or_else(|_| rustix::fs::memfd_create(name, flags))
-        .map_err(os_error("memfd_create"))?;
-    // A page that is allocated when it is touched first raises `SIGBUS` if there is no memory.
-    rustix::fs::fallocate(&memory, FallocateFlags::empty(), 0, allocated as u64)
-        .map_err(os_error(call))?;
-    if size > allocated as u64 {
-        rustix::fs::ftruncate(&memory, size).map_err(os_error("ftruncate"))?;
+    let memory = create_empty(name, size, MemfdFlags::empty())?;
+    allocate(&memory, allocated)?;
+    if size > allocated {
+        rustix::fs::ftruncate(&memory, size as u64).map_err(os_error("ftruncate"))?;
     }
     Ok(memory)
+}
+
+/// Creates memory as [`create`] does, of huge pages of the default size.
+///
+/// # Errors
+/// Those of [`create`]; [`Error::Invalid`] for a size that is not a multiple of the page size.
+pub(crate) fn create_huge(name: &str, size: usize) -> Result<OwnedFd> {
+    let memory = create_empty(name, size, MemfdFlags::HUGETLB)?;
+    let page_len = page_len(&memory)?;
+    if !size.is_multiple_of(page_len) {
+        return Err(Error::Invalid {
+            what: "length of memory",
+            why: format!("{size} is not a multiple of the {page_len} bytes of a huge page"),
+        });
+    }
+    allocate(&memory, size)?;
+    Ok(memory)
+}
+
+/// Creates empty memory, which will have `size` bytes.
+fn create_empty(name: &str, size: usize, flags: MemfdFlags) -> Result<OwnedFd> {
+    let limit = getrlimit(Resource::Fsize).current;
+    if limit.is_some_and(|limit| size as u64 > limit) {
+        return Err(os_error("fallocate")(Errno::FBIG));
+    }
+    let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // Kernels before 6.3 do not know `MFD_NOEXEC_SEAL`.
+    rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
+        .or_else(|_| rustix::fs::memfd_create(name, flags))
+        .map_err(os_error("memfd_create"))
+}
+
+/// Allocates the first `len` bytes of memory. A page that is allocated when it is touched first
+/// raises `SIGBUS` if there is no memory.
+fn allocate(memory: &OwnedFd, len: usize) -> Result<()> {
+    rustix::fs::fallocate(memory, FallocateFlags::empty(), 0, len as u64)
+        .map_err(os_error("fallocate"))
+}
+
+/// Returns the bytes of a page of memory.
+fn page_len(memory: &OwnedFd) -> Result<usize> {
+    let file_system = rustix::fs::fstatfs(memory).map_err(os_error("fstatfs"))?;
+    let page_len = usize::try_from(file_system.f_bsize).unwrap_or(0);
+    Ok(page_len.max(rustix::param::page_size()))
+}
+
+/// Allocates all of the memory that the program has created, and seals its size. Returns its length
+/// and the bytes of its pages.
+///
+/// # Errors
+/// [`Error::Invalid`] with the defect of the memory; [`Error::TooLong`]; errors of the operating
+/// system, such as `ENOSPC`.
+pub(crate) fn adopt(memory: &OwnedFd) -> Result<(usize, usize)> {
+    let invalid = |why: &'static str| Error::Invalid {
+        what: "memory",
+        why: why.into(),
+    };
+    let seals = rustix::fs::fcntl_get_seals(memory)
+        .map_err(|_| invalid("the descriptor is not one of memfd_create"))?;
+    if seals.intersects(NO_WRITES) {
+        return Err(invalid(
+            "it is sealed against writing; clone the Memfd that has registered it",
+        ));
+    }
+    let status = rustix::fs::fstat(memory).map_err(os_error("fstat"))?;
+    let len = usize::try_from(status.st_size).unwrap_or(0);
+    if len == 0 {
+        return Err(invalid("it is empty; set its length before"));
+    }
+    if len > MAX_LEN {
+        return Err(Error::TooLong {
+            what: "memory",
+            len,
+            limit: MAX_LEN,
+        });
+    }
+    let (page_len, file_system) = (page_len(memory)?, file_system(memory)?);
+    let allocated = usize::try_from(status.st_blocks).unwrap_or(0) * BLOCK_LEN;
+    if file_system == FileSystem::Tmpfs && allocated < len {
+        check_available(len - allocated)?;
+    }
+    if !seals.contains(SIZE_SEALS) {
+        rustix::fs::fcntl_add_seals(memory, SIZE_SEALS).map_err(|_| {
+            invalid(
+                "it cannot be sealed; create it with MFD_ALLOW_SEALING, and open it for writing",
+            )
+        })?;
+    }
+    allocate(memory, len)?;
+    Ok((len, page_len))
+}
+
+/// Prevents further seals of memory from [`adopt`], and, unless it is `writable` for peers,
+/// mappings for writing. Returns whether peers may map the memory, and only with that right.
+pub(crate) fn seal_adopted(memory: &OwnedFd, writable: bool) -> bool {
+    let added = match writable {
+        true => SealFlags::SEAL,
+        false => SealFlags::FUTURE_WRITE | SealFlags::SEAL,
+    };
+    // Fails if another registration has prevented further seals.
+    let _ = rustix::fs::fcntl_add_seals(memory, added);
+    let seals = rustix::fs::fcntl_get_seals(memory).unwrap_or(SealFlags::empty());
+    let has_right = if writable {
+        !seals.intersects(NO_WRITES) && file_system(memory) == Ok(FileSystem::Tmpfs)
+    } else {
+        seals.intersects(NO_WRITES)
+    };
+    has_right && seals.contains(SealFlags::SEAL)
+}
+
+/// The seals of the size.
+const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+/// The seals each of which prevents new mappings for writing, and the freeing of pages.
+const NO_WRITES: SealFlags = SealFlags::WRITE.union(SealFlags::FUTURE_WRITE);
+/// The unit of the allocated blocks of a file (`stat(3type)`).
+const BLOCK_LEN: usize = 512;
+
+/// The file system of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FileSystem {
+    Tmpfs,
+    /// Of huge pages.
+    Hugetlbfs,
+}
+
+/// Returns the file system of memory.
+///
+/// # Errors
+/// [`Error::Invalid`] for another one.
+fn file_system(memory: impl AsFd) -> Result<FileSystem> {
+    const TMPFS_MAGIC: u64 = 0x0102_1994;
+    const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+    let file_system = rustix::fs::fstatfs(memory).map_err(os_error("fstatfs"))?;
+    match file_system.f_type as u64 {
+        TMPFS_MAGIC => Ok(FileSystem::Tmpfs),
+        HUGETLBFS_MAGIC => Ok(FileSystem::Hugetlbfs),
+        _ => Err(Error::Invalid {
+            what: "memory",
+            why: "it is neither in tmpfs nor in hugetlbfs".into(),
+        }),
+    }
 }
 
 /// Seals the size of memory, and its seals. Unless it is `writable` for peers, no process can map
 /// it for writing any more; existing mappings stay writable.
 pub(crate) fn seal(memory: &OwnedFd, writable: bool) -> Result<()> {
-    let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    let mut seals = SIZE_SEALS | SealFlags::SEAL;
     if !writable {
         seals |= SealFlags::FUTURE_WRITE;
     }
@@ -85,29 +244,55 @@ pub(crate) fn check_received_sparse(
     size: usize,
     min_allocated: usize,
 ) -> Result<(), &'static str> {
+    match check_sealed(memory, size, min_allocated)? {
+        FileSystem::Tmpfs => Ok(()),
+        FileSystem::Hugetlbfs => Err("shared memory is not in tmpfs"),
+    }
+}
+
+/// Checks a descriptor as [`check_received`] does, except that the memory may have huge pages.
+/// Returns the bytes of its pages.
+///
+/// # Errors
+/// The defect of the memory.
+pub(crate) fn check_received_body(memory: &impl AsFd, size: usize) -> Result<usize, &'static str> {
+    let memory = memory.as_fd();
+    if check_sealed(memory, size, size)? == FileSystem::Tmpfs {
+        return Ok(rustix::param::page_size());
+    }
+    let file_system = rustix::fs::fstatfs(memory).map_err(|_| "shared memory has no page size")?;
+    usize::try_from(file_system.f_bsize).map_err(|_| "shared memory has no page size")
+}
+
+/// Checks that a descriptor of a peer is sealed memory of `size` bytes, of which this many bytes
+/// are allocated. Returns its file system.
+fn check_sealed(
+    memory: impl AsFd,
+    size: usize,
+    min_allocated: usize,
+) -> Result<FileSystem, &'static str> {
     let memory = memory.as_fd();
     let seals =
         rustix::fs::fcntl_get_seals(memory).map_err(|_| "shared memory cannot be sealed")?;
     if !seals.contains(SealFlags::SHRINK | SealFlags::SEAL) {
         return Err("shared memory is not sealed");
     }
-    // Memory in hugetlbfs can raise SIGBUS when it is touched, despite the seals.
-    const TMPFS_MAGIC: u64 = 0x0102_1994;
     let file_system =
-        rustix::fs::fstatfs(memory).map_err(|_| "shared memory is of an unknown file system")?;
-    if file_system.f_type as u64 != TMPFS_MAGIC {
-        return Err("shared memory is not in tmpfs");
+        file_system(memory).map_err(|_| "shared memory is of an unknown file system")?;
+    // Checked before the allocation, which can then only grow.
+    if file_system == FileSystem::Hugetlbfs && !seals.intersects(NO_WRITES) {
+        return Err("huge pages of shared memory can be freed");
     }
     let status = rustix::fs::fstat(memory).map_err(|_| "shared memory has no size")?;
     if usize::try_from(status.st_size) != Ok(size) {
         return Err("shared memory does not have the announced size");
     }
-    // Swapped pages count too. The unit is 512 bytes (`stat(3type)`).
-    let allocated = u64::try_from(status.st_blocks).unwrap_or(0) * 512;
-    if allocated < min_allocated as u64 {
+    // Swapped pages count too.
+    let allocated = usize::try_from(status.st_blocks).unwrap_or(0);
+    if allocated.saturating_mul(BLOCK_LEN) < min_allocated {
         return Err("shared memory is not allocated");
     }
-    Ok(())
+    Ok(file_system)
 }
 
 #[cfg(all(test, not(loom)))]

@@ -130,6 +130,8 @@ pub(crate) struct MemoryGrant<T> {
     pub(crate) rma_events: bool,
     /// The descriptor: owned or borrowed, or `()` while the message is parsed.
     pub(crate) memory: T,
+    /// The descriptor of the head, if it is in memory of its own.
+    pub(crate) head: Option<T>,
 }
 
 /// A message received after the hello.
@@ -352,7 +354,10 @@ pub(crate) fn send_grant(
     if grant.base != 0 {
         message.extend(grant.base.to_le_bytes());
     }
-    socket.send(&message, &[grant.memory])
+    match grant.head {
+        None => socket.send(&message, &[grant.memory]),
+        Some(head) => socket.send(&message, &[grant.memory, head]),
+    }
 }
 
 /// Encodes the magic, the version and the code of a message.
@@ -417,17 +422,19 @@ pub(crate) fn recv_control(socket: &ShmSocket) -> ControlRead<ControlEvent> {
             None => Ok(Some(ControlEvent::Message(parse_control(bytes)?))),
         };
     }
-    match (<[PeerFd; 1]>::try_from(fds), parse_grant(bytes)) {
-        (Ok([memory]), Some(grant)) => Ok(Some(ControlEvent::Grant(MemoryGrant {
+    let grant = parse_grant(bytes).ok_or(FDS_WITHOUT_GRANT)?;
+    let mut fds = fds.into_iter();
+    match (fds.next(), fds.next(), fds.next()) {
+        (Some(memory), head, None) => Ok(Some(ControlEvent::Grant(MemoryGrant {
             key: grant.key,
             len: grant.len,
             access: grant.access,
             base: grant.base,
             rma_events: grant.rma_events,
             memory,
+            head,
         }))),
-        (Ok(_), None) => Err(FDS_WITHOUT_GRANT.into()),
-        (Err(_), _) => Err(NOT_ONE_FD.into()),
+        _ => Err("memory grant with more than two descriptors".into()),
     }
 }
 
@@ -461,6 +468,7 @@ fn parse_grant(bytes: &[u8]) -> Option<MemoryGrant<()>> {
         base,
         rma_events: flags & GRANT_RMA_EVENTS != 0,
         memory: (),
+        head: None,
     })
 }
 

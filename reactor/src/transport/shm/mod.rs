@@ -79,6 +79,8 @@ pub(crate) use microbench::benchmarks;
 use passive::ShmPassiveEndpoint;
 use rx_table::{ALWAYS_ACTIVE, LOW_LATENCY_ALWAYS_ACTIVE};
 use shared_memory::SharedMemory;
+#[cfg(all(test, not(loom)))]
+pub(crate) use shared_memory::map_body_from_peer;
 use socket::with_free_name;
 use tx_settings::TxSettings;
 

@@ -1,5 +1,6 @@
 //! Shared memory that its owner grants to peers, which map and access it directly: regions, chunks
-//! of loans, and bounce buffers.
+//! of loans, and bounce buffers. Regions of memory of the program are in
+//! `transport::memfd_region`.
 //!
 //! The owner creates and allocates the memory (a memfd), seals its size, and sends the descriptor
 //! in a grant. A peer maps the memory only if it is sealed, has the announced size and is allocated
@@ -17,19 +18,10 @@ use fabric_core::atomic::{AtomicOp, Datatype};
 use fabric_core::flags::Access;
 use fabric_core::mr::RegionMemory;
 use fabric_core::{Error, Result};
-use rustix::io::Errno;
 
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::mapping::{HEAD_LEN, MemoryOwner, SharedMapping};
 use crate::sys::memfd;
-use crate::sys::os_error::os_error;
-
-/// Maximum bytes of data.
-const MAX_REGION_LEN: usize = 1 << 40;
-
-/// Length above which memory is created only if the machine has that much available. Otherwise the
-/// OOM killer might end processes, to no avail since shared memory is charged to no process.
-const MEMORY_CHECK_THRESHOLD: usize = 64 << 20;
 
 /// Shared memory at its owner.
 #[derive(Debug)]
@@ -48,18 +40,14 @@ impl SharedMemory {
     /// # Errors
     /// [`Error::TooLong`], and errors of the operating system, such as `ENOMEM`.
     pub(crate) fn create(len: usize, access: Access) -> Result<Self> {
-        if len > MAX_REGION_LEN {
+        if len > memfd::MAX_LEN {
             return Err(Error::TooLong {
                 what: "memory region",
                 len,
-                limit: MAX_REGION_LEN,
+                limit: memfd::MAX_LEN,
             });
         }
-        if len > MEMORY_CHECK_THRESHOLD
-            && available_memory().is_some_and(|available| len as u64 > available)
-        {
-            return Err(os_error("fallocate")(Errno::NOMEM));
-        }
+        memfd::check_available(len)?;
         let fd = memfd::create("fabric-region", HEAD_LEN + len)?;
         let mapping = SharedMapping::map(&fd, len, true, MemoryOwner::ThisProcess)?;
         memfd::seal(&fd, access.contains(Access::REMOTE_WRITE))?;
@@ -79,15 +67,6 @@ impl SharedMemory {
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
-}
-
-/// Returns the available memory in bytes, as the kernel estimates it.
-fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
 }
 
 impl RegionMemory for SharedMemory {
@@ -139,13 +118,39 @@ pub(crate) fn map_from_peer(
     len: usize,
     writable: bool,
 ) -> Result<SharedMapping, &'static str> {
-    if len > MAX_REGION_LEN {
-        return Err("grants a region that is too large");
+    if len > memfd::MAX_LEN {
+        return Err(TOO_LARGE);
     }
     memfd::check_received(&memory, HEAD_LEN + len)?;
-    SharedMapping::map(memory, len, writable, MemoryOwner::Peer)
-        .map_err(|_| "grants memory that cannot be mapped")
+    SharedMapping::map(memory, len, writable, MemoryOwner::Peer).map_err(|_| NOT_MAPPABLE)
 }
+
+/// Maps memory of a peer's program, of `len` bytes, whose validity word is in memory of its own,
+/// the head (`transport::memfd_region`).
+///
+/// # Errors
+/// As [`map_from_peer`].
+pub(crate) fn map_body_from_peer(
+    memory: impl AsFd,
+    head: impl AsFd,
+    len: usize,
+    writable: bool,
+) -> Result<SharedMapping, &'static str> {
+    if len > memfd::MAX_LEN {
+        return Err(TOO_LARGE);
+    }
+    if len == 0 {
+        return Err("grants a region without bytes");
+    }
+    memfd::check_received(&head, HEAD_LEN)?;
+    let page_len = memfd::check_received_body(&memory, len)?;
+    let head = Some(head.as_fd());
+    SharedMapping::map_body(memory, (len, page_len), head, writable, MemoryOwner::Peer)
+        .map_err(|_| NOT_MAPPABLE)
+}
+
+const TOO_LARGE: &str = "grants a region that is too large";
+const NOT_MAPPABLE: &str = "grants memory that cannot be mapped";
 
 #[cfg(all(test, not(loom)))]
 mod tests {

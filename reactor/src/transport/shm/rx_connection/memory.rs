@@ -27,6 +27,7 @@ use super::super::shared_memory::{self, SharedMemory};
 use super::super::socket::ShmSocket;
 use super::RxConnection;
 use crate::sys::closer::PeerFd;
+use crate::transport::memfd_region::MemfdRegion;
 
 /// Maximum number of `on_readable` calls in search of a grant. Each reads up to `READS_PER_POLL`
 /// messages; all together read more messages than a socket has room for.
@@ -57,6 +58,9 @@ impl RxConnection {
     /// # Errors
     /// The protocol violation.
     pub(super) fn on_grant(&mut self, grant: MemoryGrant<PeerFd>) -> Result<(), &'static str> {
+        if grant.head.is_some() {
+            return Err("bounce buffer or loan chunk with a second descriptor");
+        }
         if grant.access.contains(Access::REMOTE_WRITE) {
             let mapping = shared_memory::map_from_peer(&grant.memory, grant.len, true);
             if !self.local.is_rma_target {
@@ -218,7 +222,12 @@ impl RxConnection {
             return control::try_send_control(socket, served);
         }
         let memory: &dyn Any = &*region.memory;
-        let Some(shared) = memory.downcast_ref::<SharedMemory>() else {
+        let (memory, head) = if let Some(shared) = memory.downcast_ref::<SharedMemory>() {
+            (shared.fd(), None)
+        } else if let Some(of_program) = memory.downcast_ref::<MemfdRegion>() {
+            let (memory, head) = of_program.fds();
+            (memory, Some(head))
+        } else {
             return control::try_send_control(socket, not_found);
         };
         let grant = MemoryGrant {
@@ -227,7 +236,8 @@ impl RxConnection {
             access: region.access,
             base: region.base,
             rma_events,
-            memory: shared.fd(),
+            memory,
+            head,
         };
         match control::send_grant(socket, &grant) {
             Ok(()) => {

@@ -352,6 +352,7 @@ mod tests {
                 base: 0,
                 rma_events: false,
                 memory: memory.as_fd(),
+                head: None,
             };
             control::send_grant(&client, &grant).unwrap();
             match control::recv_control(rx.socket().expect("the peer is up")) {

@@ -85,6 +85,7 @@ impl TxChannel {
             base: 0,
             rma_events: false,
             memory,
+            head: None,
         };
         match control::send_grant(&self.socket, &grant) {
             // The peer has ended; the next read of the socket reports that.

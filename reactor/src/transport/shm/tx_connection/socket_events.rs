@@ -182,9 +182,13 @@ impl TxConnection {
             base,
             rma_events,
             memory,
+            head,
         } = grant;
-        let mapping =
-            shared_memory::map_from_peer(&memory, len, access.contains(Access::REMOTE_WRITE));
+        let writable = access.contains(Access::REMOTE_WRITE);
+        let mapping = match head {
+            None => shared_memory::map_from_peer(&memory, len, writable),
+            Some(head) => shared_memory::map_body_from_peer(&memory, &head, len, writable),
+        };
         let region = mapping.map(|mapping| MappedRegion {
             key,
             mapping: Arc::new(mapping),
