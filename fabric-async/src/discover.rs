@@ -107,14 +107,14 @@ use crate::open_domains;
 pub fn discover(hints: &Hints) -> Result<Vec<Info>> {
     let filter = check_parameters()?;
     let all = registry::all();
-    if let Some(asked) = &hints.provider
+    if let Some(requested) = &hints.provider
         && !all
             .iter()
             .any(|provider| hints.admits_provider(provider.name()))
     {
         let known = all.iter().map(|provider| provider.name()).collect();
         return Err(Error::UnknownProvider {
-            asked: asked.clone(),
+            requested: requested.clone(),
             known,
         });
     }
@@ -150,7 +150,7 @@ fn filtered_out(offer: &Info, filter: &ProviderFilter) -> Mismatch {
         ep_type: offer.ep.ep_type,
         protocol: offer.ep.protocol,
         attribute: "provider",
-        asked: format!("{:?}", offer.fabric.provider),
+        requested: format!("{:?}", offer.fabric.provider),
         offered: format!("the providers of {filter}"),
     }
 }

@@ -22,9 +22,10 @@ pub(crate) fn remove(id: u64) {
     domains().remove(&id);
 }
 
-/// Enters the open instance of the offer's domain into the offer: the instance with the id `asked`,
-/// whose attributes then replace those of the offer, or else the one that was opened first.
-pub(crate) fn enter_instance(offer: &mut Info, asked: Option<u64>) {
+/// Enters the open instance of the offer's domain into the offer: the instance with the id
+/// `requested`, whose attributes then replace those of the offer, or else the one that was opened
+/// first.
+pub(crate) fn enter_instance(offer: &mut Info, requested: Option<u64>) {
     let domains = domains();
     let is_same_domain = |open: &Info| {
         open.fabric.provider == offer.fabric.provider
@@ -32,11 +33,11 @@ pub(crate) fn enter_instance(offer: &mut Info, asked: Option<u64>) {
             && open.domain.name == offer.domain.name
     };
     let mut instances = domains.iter().filter(|(_, open)| is_same_domain(open));
-    match asked {
-        Some(asked) => {
-            if let Some((_, open)) = instances.find(|(id, _)| **id == asked) {
+    match requested {
+        Some(requested) => {
+            if let Some((_, open)) = instances.find(|(id, _)| **id == requested) {
                 offer.domain = open.domain.clone();
-                offer.domain.domain = Some(asked);
+                offer.domain.domain = Some(requested);
             }
         }
         None => offer.domain.domain = instances.next().map(|(id, _)| *id),

@@ -329,10 +329,10 @@ pub enum Error {
         address: Address,
     },
     /// No provider has this name. `FI_ENODEV`.
-    #[error("unknown provider {asked:?}; known: {}", known.join(", "))]
+    #[error("unknown provider {requested:?}; known: {}", known.join(", "))]
     UnknownProvider {
         /// The requested name.
-        asked: String,
+        requested: String,
         /// The names of the providers.
         known: Vec<&'static str>,
     },

@@ -27,7 +27,7 @@ pub fn by_name(name: &str) -> Result<&'static EngineTransport> {
         .into_iter()
         .find(|transport| transport.name() == name)
         .ok_or_else(|| Error::UnknownProvider {
-            asked: name.into(),
+            requested: name.into(),
             known: TRANSPORTS
                 .iter()
                 .map(|transport| transport.name())

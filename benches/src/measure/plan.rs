@@ -339,7 +339,10 @@ impl Plan {
                     .find(|refusal| refusal.provider == self.provider);
                 Err(self.invalid_request(&match mismatch {
                     Some(refusal) if refusal.attribute == "caps" => {
-                        let names = refusal.asked.split(" | ").map(|name| format!("FI_{name}"));
+                        let names = refusal
+                            .requested
+                            .split(" | ")
+                            .map(|name| format!("FI_{name}"));
                         format!(
                             "missing capability {}",
                             names.collect::<Vec<_>>().join(" | ")

@@ -242,7 +242,7 @@ pub(crate) async fn loan_beyond_the_length_limit_is_refused(setup: Setup) {
     for len in [usize::MAX, 1 << 50, (1 << 32) + 1] {
         let refused = a.ep.domain().try_loan(len).map(drop).unwrap_err();
         assert!(
-            matches!(refused, Error::TooLong { len: asked, .. } if asked == len),
+            matches!(refused, Error::TooLong { len: requested, .. } if requested == len),
             "{refused}"
         );
     }

@@ -117,7 +117,7 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
             ep_type: crate::info::EpType::Rdm,
             protocol: Some(crate::info::Protocol::Rxm),
             attribute: "max_msg_size",
-            asked: "5368709120".into(),
+            requested: "5368709120".into(),
             offered: "4294967296".into(),
         }],
     });
@@ -361,7 +361,7 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
         ),
         (
             Error::UnknownProvider {
-                asked: "verbs".into(),
+                requested: "verbs".into(),
                 known: vec!["shm", "tcp", "udp", "sim"],
             },
             vec!["verbs", "shm, tcp, udp, sim"],
@@ -472,14 +472,14 @@ fn every_error_text_is_one_short_line_with_its_values() {
 
 #[test]
 fn no_match_of_ep_type_names_the_providers_of_the_type() {
-    let text_of = |attribute, asked: &str| {
+    let text_of = |attribute, requested: &str| {
         let mismatch = crate::info::Mismatch {
             provider: "udp".into(),
             domain: "lo".into(),
             ep_type: crate::info::EpType::Dgram,
             protocol: None,
             attribute,
-            asked: asked.into(),
+            requested: requested.into(),
             offered: "Dgram".into(),
         };
         let mismatches = vec![mismatch];

@@ -8,10 +8,10 @@ use crate::tree::Class;
 /// requested type of endpoint, if an offer was refused because of its type.
 pub(super) fn providers_of_ep_type(no_match: &NoMatch) -> &'static str {
     let mut mismatches = no_match.mismatches.iter();
-    let asked = mismatches
+    let requested = mismatches
         .find(|mismatch| mismatch.attribute == "ep_type")
-        .map(|mismatch| mismatch.asked.as_str());
-    match asked {
+        .map(|mismatch| mismatch.requested.as_str());
+    match requested {
         Some("Rdm") => "; FI_EP_RDM is offered by shm, tcp and sim",
         Some("Msg") => "; FI_EP_MSG is offered by shm and tcp",
         Some("Dgram") => "; FI_EP_DGRAM is offered by udp",

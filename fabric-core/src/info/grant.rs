@@ -27,7 +27,7 @@ pub(super) fn grant(hints: &Hints, offer: &Info) -> Info {
         || hints
             .src_addr
             .as_ref()
-            .is_some_and(|asked| !asked.name().is_empty())
+            .is_some_and(|requested| !requested.name().is_empty())
     {
         clone_from_hint(&mut info.src_addr, &hints.src_addr);
     }
@@ -78,8 +78,8 @@ fn grant_domain(info: &mut Info, hints: &Hints, offer: &Info) {
         hints.auth_key.as_deref(),
     );
     set_count(&mut domain.max_ep_auth_key, hints.max_ep_auth_key);
-    domain.caps = match hints.domain_caps.filter(|asked| !asked.is_empty()) {
-        Some(asked) => asked | (domain.caps & Caps::SECONDARY),
+    domain.caps = match hints.domain_caps.filter(|requested| !requested.is_empty()) {
+        Some(requested) => requested | (domain.caps & Caps::SECONDARY),
         None => domain.caps & (caps | Caps::SECONDARY),
     };
     for limit in [&mut domain.max_cntr_value, &mut domain.max_err_cntr_value] {
@@ -94,9 +94,9 @@ fn grant_domain(info: &mut Info, hints: &Hints, offer: &Info) {
 /// without `SOURCE_ERR`.
 pub(super) fn endpoint_caps(hints: &Hints, offer: &Info) -> Caps {
     let all = offer.caps.with_directions();
-    if let Some(asked) = hints.requested_caps() {
-        let asked = with_offered_directions(asked, all);
-        return asked | harmless_secondary_caps(all & Caps::SECONDARY, asked, offer);
+    if let Some(requested) = hints.requested_caps() {
+        let requested = with_offered_directions(requested, all);
+        return requested | harmless_secondary_caps(all & Caps::SECONDARY, requested, offer);
     }
 
     let agreed = mr_mode::agreed(hints, offer);
@@ -112,15 +112,15 @@ pub(super) fn endpoint_caps(hints: &Hints, offer: &Info) -> Caps {
 
 /// Returns the requested capabilities, where operations without directions get all offered
 /// directions.
-fn with_offered_directions(asked: Caps, offered: Caps) -> Caps {
-    asked | (asked.with_directions() & offered)
+fn with_offered_directions(requested: Caps, offered: Caps) -> Caps {
+    requested | (requested.with_directions() & offered)
 }
 
 /// Returns the secondary capabilities that change nothing for an application that did not request
 /// them.
-fn harmless_secondary_caps(secondary: Caps, asked: Caps, offer: &Info) -> Caps {
+fn harmless_secondary_caps(secondary: Caps, requested: Caps, offer: &Info) -> Caps {
     let mut granted = secondary - ONLY_ON_REQUEST;
-    let receives = |kind| asked.intersects(kind) && asked.contains(Caps::RECV);
+    let receives = |kind| requested.intersects(kind) && requested.contains(Caps::RECV);
     let connectionless = offer.ep.ep_type != EpType::Msg;
     for (bit, has_base) in [
         (Caps::MULTI_RECV, receives(Caps::MSG)),
@@ -129,8 +129,8 @@ fn harmless_secondary_caps(secondary: Caps, asked: Caps, offer: &Info) -> Caps {
             Caps::SOURCE,
             connectionless && receives(Caps::MSG | Caps::TAGGED),
         ),
-        (Caps::RMA_EVENT, asked.is_rma_target()),
-        (Caps::RMA_PMEM, asked.contains(Caps::RMA)),
+        (Caps::RMA_EVENT, requested.is_rma_target()),
+        (Caps::RMA_PMEM, requested.contains(Caps::RMA)),
     ] {
         if !has_base {
             granted.remove(bit);
@@ -141,16 +141,17 @@ fn harmless_secondary_caps(secondary: Caps, asked: Caps, offer: &Info) -> Caps {
 
 /// Returns the capabilities of one context: the requested ones, else the endpoint's that apply to
 /// the context.
-fn context_caps(asked: Option<Caps>, offered: Caps, endpoint: Caps) -> Caps {
+fn context_caps(requested: Option<Caps>, offered: Caps, endpoint: Caps) -> Caps {
     let offered = if offered.is_empty() {
         endpoint
     } else {
         offered.with_directions()
     };
-    match asked.filter(|asked| !asked.is_empty()) {
-        Some(asked) => {
+    match requested.filter(|requested| !requested.is_empty()) {
+        Some(requested) => {
             let both = offered & endpoint;
-            drop_undirected(with_offered_directions(asked & both, both)) | (both & Caps::SECONDARY)
+            drop_undirected(with_offered_directions(requested & both, both))
+                | (both & Caps::SECONDARY)
         }
         None => drop_undirected(offered & endpoint),
     }
@@ -187,8 +188,8 @@ fn set_count(field: &mut usize, hint: Option<usize>) {
 
 /// Sets an authorization key and its size to the requested key, unless the hint is absent or empty.
 fn set_key(key: &mut Option<Vec<u8>>, size: &mut usize, hint: Option<&[u8]>) {
-    if let Some(asked) = hint.filter(|key| !key.is_empty()) {
-        *key = Some(asked.to_owned());
-        *size = asked.len();
+    if let Some(requested) = hint.filter(|key| !key.is_empty()) {
+        *key = Some(requested.to_owned());
+        *size = requested.len();
     }
 }

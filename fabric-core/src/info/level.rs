@@ -282,11 +282,11 @@ pub enum AddrFormat {
 }
 
 impl AddrFormat {
-    /// Returns whether an application that requests the format `asked` can use addresses of this
-    /// format: the same format, or one of which the other is a special case.
+    /// Returns whether an application that requests the format `requested` can use addresses of
+    /// this format: the same format, or one of which the other is a special case.
     #[must_use]
-    pub fn is_compatible(self, asked: Self) -> bool {
-        self == asked || self.includes(asked) || asked.includes(self)
+    pub fn is_compatible(self, requested: Self) -> bool {
+        self == requested || self.includes(requested) || requested.includes(self)
     }
 
     /// Returns whether `other` is a special case of this format.
@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn specific_and_general_address_formats_are_compatible() {
         use AddrFormat::{Sockaddr, SockaddrIn, SockaddrIn6, SockaddrIp, Str};
-        for (offer, asked, compatible) in [
+        for (offer, requested, compatible) in [
             (Str, Str, true),
             (Str, Sockaddr, false),
             (Sockaddr, SockaddrIn, true),
@@ -325,9 +325,9 @@ mod tests {
             (SockaddrIn, SockaddrIn6, false),
         ] {
             assert_eq!(
-                offer.is_compatible(asked),
+                offer.is_compatible(requested),
                 compatible,
-                "{offer:?} for {asked:?}"
+                "{offer:?} for {requested:?}"
             );
         }
     }

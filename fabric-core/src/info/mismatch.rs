@@ -20,7 +20,7 @@ pub struct Mismatch {
     /// The attribute, by the name of its method in [`Hints`](super::Hints).
     pub attribute: &'static str,
     /// The requested value; of a set of flags, the missing ones.
-    pub asked: String,
+    pub requested: String,
     /// The offered value.
     pub offered: String,
 }
@@ -30,7 +30,7 @@ impl Mismatch {
     pub(super) fn new(
         offer: &Info,
         attribute: &'static str,
-        asked: impl Into<String>,
+        requested: impl Into<String>,
         offered: impl Into<String>,
     ) -> Self {
         Self {
@@ -39,7 +39,7 @@ impl Mismatch {
             ep_type: offer.ep.ep_type,
             protocol: offer.ep.protocol,
             attribute,
-            asked: asked.into(),
+            requested: requested.into(),
             offered: offered.into(),
         }
     }
@@ -50,7 +50,7 @@ impl fmt::Display for Mismatch {
         let Self {
             provider,
             attribute,
-            asked,
+            requested,
             offered,
             ..
         } = self;
@@ -61,7 +61,7 @@ impl fmt::Display for Mismatch {
         };
         write!(
             f,
-            "{provider}{variant}: {attribute}: asked for {asked}, offers {offered}"
+            "{provider}{variant}: {attribute}: asked for {requested}, offers {offered}"
         )
     }
 }

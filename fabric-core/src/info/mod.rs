@@ -173,7 +173,7 @@ pub fn check_child(of_domain: &Info, info: &Info) -> Result<()> {
         what: "info",
         why: format!(
             "the info states {} {}, but the domain was opened with {}",
-            mismatch.attribute, mismatch.asked, mismatch.offered
+            mismatch.attribute, mismatch.requested, mismatch.offered
         ),
     })
 }

@@ -102,26 +102,26 @@ pub fn negotiate(hints: &Hints, offer: &Info) -> Result<Info, Mismatch> {
 
 /// Checks that `SOURCE_ERR` is requested together with `SOURCE`, as `fi_getinfo(3)` demands.
 fn check_source_err(hints: &Hints, offer: &Info) -> CheckResult {
-    let asked = hints.caps.unwrap_or_default() & (Caps::SOURCE | Caps::SOURCE_ERR);
-    if asked != Caps::SOURCE_ERR {
+    let requested = hints.caps.unwrap_or_default() & (Caps::SOURCE | Caps::SOURCE_ERR);
+    if requested != Caps::SOURCE_ERR {
         return Ok(());
     }
     mismatch(
         offer,
         "caps",
-        flag_names(asked),
+        flag_names(requested),
         "SOURCE_ERR only with SOURCE",
     )
 }
 
 fn check_addresses(hints: &Hints, offer: &Info) -> CheckResult {
-    if let Some(asked) = hints.addr_format
-        && !offer.addr_format.is_compatible(asked)
+    if let Some(requested) = hints.addr_format
+        && !offer.addr_format.is_compatible(requested)
     {
         return mismatch(
             offer,
             "addr_format",
-            format!("{asked:?}"),
+            format!("{requested:?}"),
             format!("{:?}", offer.addr_format),
         );
     }
@@ -149,16 +149,16 @@ fn check_addresses(hints: &Hints, offer: &Info) -> CheckResult {
         return Ok(());
     };
     match (socket_addr(&hints.src_addr), socket_addr(&hints.dest_addr)) {
-        (Some(asked), _) if asked.ip() != local.ip() => mismatch(
+        (Some(requested), _) if requested.ip() != local.ip() => mismatch(
             offer,
             "src_addr",
-            asked.ip().to_string(),
+            requested.ip().to_string(),
             local.ip().to_string(),
         ),
-        (_, Some(asked)) if asked.is_ipv4() != local.is_ipv4() => mismatch(
+        (_, Some(requested)) if requested.is_ipv4() != local.is_ipv4() => mismatch(
             offer,
             "dest_addr",
-            asked.ip().to_string(),
+            requested.ip().to_string(),
             "the other IP version",
         ),
         _ => Ok(()),
@@ -190,11 +190,11 @@ fn check_provider(hints: &Hints, offer: &Info) -> CheckResult {
     {
         return Ok(());
     }
-    let asked = hints.provider.as_deref().unwrap_or_default();
+    let requested = hints.provider.as_deref().unwrap_or_default();
     mismatch(
         offer,
         "provider",
-        format!("{asked:?}"),
+        format!("{requested:?}"),
         format!("{:?}", offer.fabric.provider),
     )
 }
@@ -225,11 +225,11 @@ pub(super) fn check_domain_attr(hints: &Hints, offer: &Info) -> CheckResult {
     // libfabric leaves these two checks to providers, which do them before the attributes.
     check_domain_name(hints, offer)?;
     match hints.domain {
-        Some(asked) if offered.domain != Some(asked) => {
+        Some(requested) if offered.domain != Some(requested) => {
             let open = offered
                 .domain
                 .map_or("no open instance".to_owned(), |id| id.to_string());
-            return mismatch(offer, "domain", asked.to_string(), open);
+            return mismatch(offer, "domain", requested.to_string(), open);
         }
         _ => {}
     }
@@ -392,12 +392,12 @@ fn check_endpoint(hints: &Hints, offer: &Info) -> CheckResult {
     )?;
     let width = |format: u64| u64::BITS - format.leading_zeros();
     match hints.mem_tag_format {
-        Some(asked) if width(asked) > width(offered.mem_tag_format) => {
+        Some(requested) if width(requested) > width(offered.mem_tag_format) => {
             let bits = |format| format!("{} bits", width(format));
             mismatch(
                 offer,
                 "mem_tag_format",
-                bits(asked),
+                bits(requested),
                 bits(offered.mem_tag_format),
             )
         }
@@ -473,7 +473,7 @@ fn check_context_caps(
     hints: &Hints,
     offer: &Info,
     attribute: &'static str,
-    asked: Option<Caps>,
+    requested: Option<Caps>,
     offered: Caps,
     ignored: Caps,
 ) -> CheckResult {
@@ -482,9 +482,9 @@ fn check_context_caps(
     } else {
         offered
     };
-    let asked = asked.map(|caps| caps.difference(ignored));
-    check_subset(offer, attribute, asked, offered.with_directions())?;
-    check_subset(offer, attribute, asked, endpoint_caps(hints, offer))
+    let requested = requested.map(|caps| caps.difference(ignored));
+    check_subset(offer, attribute, requested, offered.with_directions())?;
+    check_subset(offer, attribute, requested, endpoint_caps(hints, offer))
 }
 
 /// Returns the mode bits agreed to for a context: those of the info where the context has none.
@@ -498,12 +498,12 @@ fn or_inherited(context_mode: Option<Mode>, info_mode: Mode) -> Mode {
 fn check_at_most<T: Copy + Display + PartialOrd>(
     offer: &Info,
     attribute: &'static str,
-    asked: Option<T>,
+    requested: Option<T>,
     offered: T,
 ) -> CheckResult {
-    match asked {
-        Some(asked) if asked > offered => {
-            mismatch(offer, attribute, asked.to_string(), offered.to_string())
+    match requested {
+        Some(requested) if requested > offered => {
+            mismatch(offer, attribute, requested.to_string(), offered.to_string())
         }
         _ => Ok(()),
     }
@@ -513,14 +513,14 @@ fn check_at_most<T: Copy + Display + PartialOrd>(
 fn check_subset<F: Copy + Flags>(
     offer: &Info,
     attribute: &'static str,
-    asked: Option<F>,
+    requested: Option<F>,
     offered: F,
 ) -> CheckResult {
-    match asked {
-        Some(asked) if !offered.contains(asked) => mismatch(
+    match requested {
+        Some(requested) if !offered.contains(requested) => mismatch(
             offer,
             attribute,
-            flag_names(asked.difference(offered)),
+            flag_names(requested.difference(offered)),
             flag_names(offered),
         ),
         _ => Ok(()),
@@ -550,15 +550,15 @@ fn check_mode<F: Copy + Flags>(
 fn check_rank<T: Copy + Debug>(
     offer: &Info,
     attribute: &'static str,
-    asked: Option<T>,
+    requested: Option<T>,
     offered: T,
     rank: fn(T) -> u8,
 ) -> CheckResult {
-    match asked {
-        Some(asked) if rank(asked) < rank(offered) => mismatch(
+    match requested {
+        Some(requested) if rank(requested) < rank(offered) => mismatch(
             offer,
             attribute,
-            format!("{asked:?}"),
+            format!("{requested:?}"),
             format!("{offered:?}"),
         ),
         _ => Ok(()),
@@ -569,19 +569,22 @@ fn check_rank<T: Copy + Debug>(
 fn check_equal<T: Debug + PartialEq>(
     offer: &Info,
     attribute: &'static str,
-    asked: Option<T>,
+    requested: Option<T>,
     offered: Option<T>,
 ) -> CheckResult {
-    match (asked, offered) {
-        (Some(asked), Some(offered)) if asked != offered => mismatch(
+    match (requested, offered) {
+        (Some(requested), Some(offered)) if requested != offered => mismatch(
             offer,
             attribute,
-            format!("{asked:?}"),
+            format!("{requested:?}"),
             format!("{offered:?}"),
         ),
-        (Some(asked), None) => {
-            mismatch(offer, attribute, format!("{asked:?}"), "no specific value")
-        }
+        (Some(requested), None) => mismatch(
+            offer,
+            attribute,
+            format!("{requested:?}"),
+            "no specific value",
+        ),
         _ => Ok(()),
     }
 }
@@ -590,16 +593,16 @@ fn check_equal<T: Debug + PartialEq>(
 fn check_context_count(
     offer: &Info,
     attribute: &'static str,
-    asked: Option<usize>,
+    requested: Option<usize>,
     limit: usize,
     max_shared: usize,
 ) -> CheckResult {
-    match asked {
+    match requested {
         Some(SHARED_CONTEXT) if max_shared == 0 => {
             mismatch(offer, attribute, "a shared context", "no shared contexts")
         }
         Some(SHARED_CONTEXT) => Ok(()),
-        _ => check_at_most(offer, attribute, asked, limit),
+        _ => check_at_most(offer, attribute, requested, limit),
     }
 }
 
@@ -607,16 +610,16 @@ fn check_context_count(
 fn check_auth_key(
     offer: &Info,
     attribute: &'static str,
-    asked: Option<&[u8]>,
+    requested: Option<&[u8]>,
     size: usize,
 ) -> CheckResult {
-    match asked.map_or(0, <[u8]>::len) {
+    match requested.map_or(0, <[u8]>::len) {
         0 => Ok(()),
-        asked if asked == size => Ok(()),
-        asked => mismatch(
+        requested if requested == size => Ok(()),
+        requested => mismatch(
             offer,
             attribute,
-            format!("{asked} bytes"),
+            format!("{requested} bytes"),
             format!("{size} bytes"),
         ),
     }
@@ -625,8 +628,8 @@ fn check_auth_key(
 fn mismatch(
     offer: &Info,
     attribute: &'static str,
-    asked: impl Into<String>,
+    requested: impl Into<String>,
     offered: impl Into<String>,
 ) -> CheckResult {
-    Err(Mismatch::new(offer, attribute, asked, offered))
+    Err(Mismatch::new(offer, attribute, requested, offered))
 }

@@ -127,8 +127,8 @@ fn only_free_secondary_caps_are_granted_unrequested() {
     );
     assert!(!granted(Caps::MSG, EpType::Msg).contains(Caps::SOURCE));
     assert!(granted(Caps::RMA, EpType::Rdm).contains(Caps::RMA_EVENT | Caps::RMA_PMEM));
-    let asked = Caps::MSG | Caps::SOURCE | Caps::SOURCE_ERR;
-    assert!(granted(asked, EpType::Rdm).contains(asked));
+    let requested = Caps::MSG | Caps::SOURCE | Caps::SOURCE_ERR;
+    assert!(granted(requested, EpType::Rdm).contains(requested));
     let everything = granted(Caps::empty(), EpType::Rdm);
     assert!(everything.contains(Caps::SOURCE) && !everything.contains(Caps::SOURCE_ERR));
 }

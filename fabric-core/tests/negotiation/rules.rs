@@ -246,7 +246,7 @@ fn every_rule_accepts_its_limit_and_rejects_beyond() {
             (mismatch.provider.as_str(), mismatch.domain.as_str()),
             ("sim", "net0")
         );
-        assert!(!mismatch.asked.is_empty() && !mismatch.offered.is_empty());
+        assert!(!mismatch.requested.is_empty() && !mismatch.offered.is_empty());
     }
 }
 
@@ -449,7 +449,7 @@ fn source_err_is_requested_together_with_source() {
     let alone = negotiate(&accepting_hints().caps(both - Caps::SOURCE), &offer);
     let mismatch = alone.unwrap_err();
     assert_eq!(
-        (mismatch.attribute, mismatch.asked.as_str()),
+        (mismatch.attribute, mismatch.requested.as_str()),
         ("caps", "SOURCE_ERR")
     );
     assert!(mismatch.offered.contains("only with SOURCE"), "{mismatch}");
