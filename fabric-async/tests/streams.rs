@@ -53,8 +53,11 @@ async fn stream_and_endpoint(address: &str) -> (FabricStream, ConnectedEndpoint)
 fn whole_messages_are_read_without_a_copy() {
     run(async |address| {
         let (mut a, mut b) = streams(address).await;
-        a.write_all(&[1; 50_000]).await.unwrap();
-        a.write_all(&[2; 50_000]).await.unwrap();
+        for byte in [1, 2] {
+            let bytes = [byte; 50_000];
+            let slices = [&bytes[..10_000], &bytes[10_000..]].map(IoSlice::new);
+            assert_eq!(a.write_vectored(&slices).await.unwrap(), 50_000);
+        }
         a.shutdown().await.unwrap();
         let lent = b.fill_buf().await.unwrap();
         let (memory, len) = (lent.as_ptr(), lent.len());
@@ -86,6 +89,17 @@ fn vectored_write_is_one_message() {
             b.read_message().await.unwrap().unwrap().len(),
             MAX_WRITE_LEN
         );
+    });
+}
+
+#[test]
+fn short_write_is_one_message() {
+    run(async |address| {
+        let (mut a, mut b) = streams(address).await;
+        for len in [1, 100, 8192] {
+            a.write_all(&vec![4; len]).await.unwrap();
+            assert_eq!(b.read_message().await.unwrap().unwrap(), vec![4; len]);
+        }
     });
 }
 

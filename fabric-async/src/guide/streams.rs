@@ -56,14 +56,14 @@
 //!
 //! # Reading without a copy
 //!
-//! What the peer wrote with one call arrives as one message, in a [pooled
+//! What the peer wrote arrives in messages, each in a [pooled
 //! buffer](super::memory#pooled-buffers). [`FabricStream::read_message`] returns it as `Bytes`, and
 //! `AsyncBufRead` lends it; `tokio::io::copy_buf` therefore forwards with one copy less than
 //! `copy`.
 //!
-//! A write copies its bytes once, into a pooled buffer, and is complete for the caller. Slices of a
-//! vectored write become one message. So buffer small writes, as with a socket with `TCP_NODELAY`:
-//! in a `BufWriter`, or with `write_vectored`.
+//! A write copies its bytes once, into the ring of `shm` or a pooled buffer, and is complete for
+//! the caller. Slices of a vectored write become one message. So buffer small writes, as with a
+//! socket with `TCP_NODELAY`: in a `BufWriter`, or with `write_vectored`.
 //!
 //! # Halves
 //!

@@ -9,7 +9,7 @@
 //!
 //! A stream uses a [`ConnectedEndpoint`]. Each side names the protocol in its private data,
 //! `fabric-stream/1` or `fabric-frames/1`, and refuses a peer that names another one. A write is
-//! one message of 1 to [`MAX_WRITE_LEN`] bytes, a frame is one message. An empty message with
+//! messages of 1 to [`MAX_WRITE_LEN`] bytes, a frame is one message. An empty message with
 //! completion data 1 ends its direction; in a byte stream any empty message does. Messages that a
 //! peer sends after that are not received: they stay within the
 //! [budget](crate::guide::memory#unexpected-messages) of the endpoint, and beyond it with the peer.
@@ -121,8 +121,10 @@ fn io_error(error: Error) -> io::Error {
 ///
 /// # Writes
 ///
-/// A write copies its bytes, or those of all its slices, to one message of up to [`MAX_WRITE_LEN`]
-/// bytes, and starts to send it at once, as a TCP socket with `TCP_NODELAY` does. A write waits
+/// A write accepts up to [`MAX_WRITE_LEN`] bytes and starts to send them at once, as a TCP socket
+/// with `TCP_NODELAY` does. A vectored write, and one of up to 8 KiB, is one message. Over `shm` a
+/// longer one is sent from the caller's memory in messages of 8 KiB while the peer's ring has room;
+/// other writes are copied to a pooled buffer. A write waits
 /// while [`MAX_WRITES_IN_FLIGHT`] messages or [`MAX_BYTES_IN_FLIGHT`] bytes are in flight, which
 /// they are until the peer's ring (`shm`) or the kernel (`tcp`) has them. So a writer waits when
 /// its peer does not read. An empty write sends nothing.
@@ -199,7 +201,8 @@ impl FabricStream {
     }
 
     /// Reads the rest of the current message, or the next message, without copying it: what the
-    /// peer wrote with one call, up to [`MAX_WRITE_LEN`] bytes. `None` at the end of the stream.
+    /// peer wrote with one call, or a part of it, up to [`MAX_WRITE_LEN`] bytes. `None` at the end
+    /// of the stream.
     ///
     /// The memory of the message is kept until the last clone of the `Bytes` is dropped.
     ///

@@ -38,9 +38,7 @@ impl ReadSide {
 
     /// Waits for unread bytes; false at the end of the stream.
     fn poll_unread(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        if self.read == self.message.len() {
-            // Frees the memory of the message before another one is taken.
-            (self.message, self.read) = (PooledBuf::empty(), 0);
+        if self.message.is_empty() {
             match ready!(self.queue.poll_message(cx))? {
                 Some(message) => self.message = message,
                 None => return Poll::Ready(Ok(false)),
@@ -58,7 +56,7 @@ impl ReadSide {
             let unread = &self.message[self.read..];
             let count = unread.len().min(buf.remaining());
             buf.put_slice(&unread[..count]);
-            self.read += count;
+            self.consume(count);
         }
         Poll::Ready(Ok(()))
     }
@@ -69,7 +67,10 @@ impl ReadSide {
     }
 
     pub(super) fn consume(&mut self, count: usize) {
-        self.read = (self.read + count).min(self.message.len());
+        self.read += count;
+        if self.read >= self.message.len() {
+            (self.message, self.read) = (PooledBuf::empty(), 0);
+        }
     }
 
     pub(super) fn poll_read_message(

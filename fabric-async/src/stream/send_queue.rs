@@ -93,6 +93,17 @@ impl<B: IoBuf> SendQueue<B> {
         }
     }
 
+    /// Sends a copy of these bytes as a message if no message is in flight and the transport takes
+    /// it at once; returns whether it did.
+    pub(super) fn try_send(&mut self, bytes: &[u8]) -> io::Result<bool> {
+        self.check_open()?;
+        if !self.in_flight.is_empty() {
+            return Ok(false);
+        }
+        let (ep, peer) = self.ep.endpoint_and_peer();
+        ep.inner.try_send_plain(peer, bytes).map_err(io_error)
+    }
+
     /// Waits until no message is in flight.
     pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let SendState::Failed(error) = &self.state {
