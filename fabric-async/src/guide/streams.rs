@@ -102,7 +102,7 @@
 //! flight. A reader that is behind holds [`MAX_READ_AHEAD`] messages and the
 //! [budget](super::memory#unexpected-messages) of its endpoint, which is 16 messages of
 //! [`MAX_WRITE_LEN`] bytes. Between them are the ring of 128 KiB (`shm`) or the buffers of two
-//! sockets (`tcp`). So a stream whose reader does not read holds at most 2.5 MiB on both sides
+//! sockets (`tcp`). So a stream whose reader does not read holds at most 3 MiB on both sides
 //! together, beside the kernel's buffers, and its writer goes on when the reader does.
 //!
 //! # Graceful shutdown

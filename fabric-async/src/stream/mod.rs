@@ -40,7 +40,8 @@ use send_queue::{SendLimits, SendQueue};
 pub use write_half::{OwnedWriteHalf, WriteHalf};
 use write_half::{WriteSide, impl_async_write};
 
-/// The most bytes that one write accepts, in bytes: the longest message of a stream.
+/// The most bytes that one write accepts, and the length in bytes of the longest message of a
+/// stream.
 pub const MAX_WRITE_LEN: usize = 64 << 10;
 
 /// The most writes in flight in one direction: accepted, and not yet with the transport.
