@@ -17,7 +17,7 @@ use crate::options::{
 use crate::output::{Output, print};
 use crate::peer_process::{PeerProcess, exit_on_stdin_eof, serve};
 use crate::peers::{
-    BenchCase, FabricLibrary, FabricUdp, MeasuredLibrary, TokioSocket, echo_datagrams, exec_tied,
+    BenchCase, ByteStream, FabricLibrary, FabricUdp, MeasuredLibrary, echo_datagrams, exec_tied,
     measured_libraries, serve_echo,
 };
 use crate::pin::CorePinning;
@@ -98,11 +98,11 @@ enum Command {
         #[arg(long)]
         target: String,
     },
-    /// The peer process of a socket measurement
+    /// The peer process of a measurement of byte streams
     #[command(hide = true)]
     Echo {
         #[arg(value_enum)]
-        socket: TokioSocket,
+        socket: ByteStream,
     },
     /// The peer process of a datagram measurement
     #[command(hide = true)]

@@ -12,6 +12,7 @@ use crate::extension::*;
 use crate::info::*;
 use crate::ops::*;
 use crate::stats::*;
+use crate::stream::*;
 use crate::thread_model::{Pinned, Serial, Shared};
 use crate::*;
 
@@ -48,6 +49,11 @@ macro_rules! assert_pinned {
     };
 }
 
+// Streams.
+assert_shareable! {
+    FabricStream, FabricFrames, FabricListener, FabricListener<FabricFrames>, ReadHalf<'static>,
+    WriteHalf<'static>, OwnedReadHalf, OwnedWriteHalf, ReuniteError, ProcessCredentials,
+}
 // Objects and their builders.
 assert_shareable! {
     Fabric, Domain, DomainBuilder<'static>, Endpoint, ConnectedEndpoint, EndpointBuilder,

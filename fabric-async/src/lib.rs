@@ -92,6 +92,7 @@
 //! | [`guide::backpressure`] | credits, queue entries, limits of receives |
 //! | [`guide::client_server`] | a server and its clients, address handles, restarts, shared receives, tracing |
 //! | [`guide::connected_endpoints`] | endpoints of type `FI_EP_MSG` |
+//! | [`guide::streams`] | byte streams and frames in place of Tokio's sockets |
 //! | [`guide::tcp`] | the `tcp` provider, libfabric peers, io_uring, sockets |
 //! | [`guide::udp`] | the `udp` provider, datagrams, multicast |
 //! | [`guide::errors`] | where failures are reported, `fi_errno` numbers, close, fork |
@@ -136,6 +137,7 @@ mod registered;
 mod resolve;
 pub mod resource_domain;
 pub mod stats;
+pub mod stream;
 pub mod thread_model;
 mod try_wait;
 mod window;
@@ -155,8 +157,8 @@ pub use fabric::Fabric;
 pub use mr::{Allocated, MemoryRegion, RemoteAddr, RemoteRegion, RemoteSlice};
 pub use multicast::MulticastGroup;
 pub use op::{
-    AsEndpoint, BatchError, CancelOutcome, Claimed, Message, MessageSlice, MultiRecv, Operation,
-    Permit, PostedMultiRecv, Request, RequestFuture,
+    AsEndpoint, BatchError, CancelOutcome, Claimed, Message, MultiRecv, Operation, Permit,
+    PostedMultiRecv, Request, RequestFuture,
 };
 pub use passive::{ConnectionRequest, PassiveEndpoint, PassiveEndpointBuilder};
 pub use registered::{RegisteredBuffer, RegisteredGuard};

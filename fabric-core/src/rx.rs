@@ -221,11 +221,11 @@ impl RxQueue {
     }
 
     /// Sets that one peer sends to this queue, as to that of an `FI_EP_MSG` endpoint: the peer may
-    /// use the whole budget. Has no effect on a shared queue.
-    pub fn set_single_peer(&mut self) {
+    /// use the whole budget, of at most `limit` bytes. Has no effect on a shared queue.
+    pub fn set_single_peer(&mut self, limit: usize) {
         if !self.shared {
-            self.budget.set_single_peer();
-            self.beyond_budget.set_single_peer();
+            self.budget.set_single_peer(limit);
+            self.beyond_budget.set_single_peer(usize::MAX);
         }
     }
 

@@ -36,6 +36,7 @@ pub use crate::rx::{Incarnation, MultiRecvSplit, PartialId, PlainRun, PlainSink,
 pub use config::{DomainConfig, MessageModel, ThreadMode, WaitPolicy};
 pub use connect::{
     ConnReq, ConnReqHandle, ConnectMode, ConnectParams, Connected, MAX_PRIVATE_DATA,
+    ProcessCredentials,
 };
 pub use context::EngineContext;
 pub use domain::{ConnectionManagement, TransportDomain};

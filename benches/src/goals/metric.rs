@@ -5,7 +5,7 @@ use crate::measure::Plan;
 use crate::options::{
     Api, Bench, BenchOp, MessageModelKind, ProgressMode, RuntimeKind, ThreadModelKind, WaitMode,
 };
-use crate::peers::{FabricUdp, FiPingpong, MeasuredLibrary, TokioSocket, UcxPerftest};
+use crate::peers::{ByteStream, FabricUdp, FiPingpong, MeasuredLibrary, UcxPerftest};
 
 use Bench::{Bw, Lat, Rate};
 use GoalBound::{MaxExcessNs, MaxRatio, MinRatio};
@@ -209,7 +209,7 @@ impl PeerProgram {
             Self::Libfabric => &FiPingpong::SHM,
             Self::LibfabricTcp => &FiPingpong::TCP,
             Self::LibfabricUdp => &FiPingpong::UDP,
-            Self::Tokio => &TokioSocket::Tcp,
+            Self::Tokio => &ByteStream::Tcp,
             Self::Ucx => &UcxPerftest::TAG,
             Self::UcxAm => &UcxPerftest::AM,
             Self::UcxPosix => &UcxPerftest::POSIX,

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `fabric` | the fabric itself |
 //! | `fabric_udp` | the fabric over udp |
-//! | `tokio_sockets` | Tokio's `TcpStream` and `UnixStream` |
+//! | `byte_streams` | Tokio's `TcpStream` and `UnixStream`, and `FabricStream` |
 //! | `fi_pingpong` | libfabric, by its own program |
 //! | `ucx_perftest` | UCX, by its own program |
 //! | `iceoryx2` | the crate iceoryx2; needs the cargo feature `iceoryx2` |
@@ -14,7 +14,7 @@
 //! A new library is a file here and a line in [`measured_libraries`]. Another library's program is
 //! run by `program`, which pins both sides and ends them; the file builds its arguments and parses
 //! its output. A library that fabric-bench calls directly, instead of running its program, needs
-//! the following, as `tokio_sockets` shows:
+//! the following, as `byte_streams` shows:
 //!
 //! 1. The responder is a hidden command in `cli`. It first calls
 //!    [`exit_on_stdin_eof`](crate::peer_process::exit_on_stdin_eof), so that it never outlives its
@@ -31,24 +31,24 @@
 //!    they apply; what does not apply stays empty.
 //! 5. When `stop` is raised the measurement ends within a second or so; its result does not count.
 
+mod byte_streams;
 mod fabric;
 mod fabric_udp;
 mod fi_pingpong;
 #[cfg(feature = "iceoryx2")]
 mod iceoryx2;
 mod program;
-mod tokio_sockets;
 mod ucx_perftest;
 
 use std::time::Duration;
 
+pub use byte_streams::{ByteStream, serve_echo};
 pub use fabric::FabricLibrary;
 pub use fabric_udp::{FabricUdp, echo_datagrams, with_loss_timeout};
 pub use fi_pingpong::FiPingpong;
 #[cfg(feature = "iceoryx2")]
 pub use iceoryx2::{Iceoryx2, echo_iceoryx2};
 pub use program::exec_tied;
-pub use tokio_sockets::{TokioSocket, serve_echo};
 pub use ucx_perftest::UcxPerftest;
 
 use crate::options::{Bench, BenchOp, name};
@@ -109,8 +109,10 @@ pub fn measured_libraries(provider: &str) -> Vec<Box<dyn MeasuredLibrary>> {
         Box::new(FiPingpong::SHM),
         Box::new(FiPingpong::TCP),
         Box::new(FiPingpong::UDP),
-        Box::new(TokioSocket::Unix),
-        Box::new(TokioSocket::Tcp),
+        Box::new(ByteStream::Unix),
+        Box::new(ByteStream::Tcp),
+        Box::new(ByteStream::FabricShm),
+        Box::new(ByteStream::FabricTcp),
     ]
 }
 

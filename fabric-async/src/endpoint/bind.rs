@@ -45,6 +45,8 @@ pub struct BindOptions<M: ThreadModel = Shared> {
     pub(crate) config: DomainConfig,
     protocol: Option<Protocol>,
     pub(crate) context: u64,
+    /// The longest message of a connected endpoint; `None` for the limit of the provider.
+    max_msg_size: Option<usize>,
     model: PhantomData<M>,
 }
 
@@ -100,6 +102,7 @@ impl Endpoint {
             config: DomainConfig::default(),
             protocol: None,
             context: 0,
+            max_msg_size: None,
             model: PhantomData,
         }
     }
@@ -211,6 +214,42 @@ impl<M: ThreadModel> BindOptions<M> {
         self
     }
 
+    /// Sets the length in bytes of the longest message of a connected endpoint (`max_msg_size`), if
+    /// it is below the limit of the provider; for [`listen`](Self::listen) and
+    /// [`connect`](Self::connect).
+    ///
+    /// A longer send fails with [`Error::TooLong`](crate::Error::TooLong). A longer message from
+    /// the peer is truncated, so receives use no more memory than this.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{ConnectedEndpoint, Endpoint, Error};
+    /// let mut listener = Endpoint::options().max_msg_size(100).listen("shm://").await?;
+    /// let name = listener.name().clone();
+    /// let client = tokio::spawn(async move {
+    ///     let ep = ConnectedEndpoint::connect(&name).await?;
+    ///     ep.send(vec![0; 101]).await?;
+    ///     ep.recv().await?;
+    ///     Ok::<_, Error>(())
+    /// });
+    /// let ep = listener.accept().await?.accept("")?;
+    /// let failed = ep.recv().await.unwrap_err();
+    /// assert_eq!(failed.error, Error::Truncated { len: 100, lost: 1 });
+    /// let failed = ep.send(vec![0; 101]).await.unwrap_err();
+    /// assert!(matches!(failed.error, Error::TooLong { limit: 100, .. }));
+    /// # drop((ep, client)); Ok(()) }
+    /// ```
+    pub fn max_msg_size(mut self, bytes: usize) -> Self {
+        self.max_msg_size = Some(bytes);
+        self
+    }
+
+    /// As [`max_msg_size`](Self::max_msg_size), unless a size is set.
+    pub(crate) fn or_max_msg_size(mut self, bytes: usize) -> Self {
+        self.max_msg_size.get_or_insert(bytes);
+        self
+    }
+
     /// Sets the thread model; [`Shared`] by default. [`Serial`](thread_model::Serial) and
     /// [`Pinned`](thread_model::Pinned) ask for [`Threading::Domain`]: one thread at a time uses
     /// the endpoint, or only the thread that opens it.
@@ -223,6 +262,7 @@ impl<M: ThreadModel> BindOptions<M> {
             },
             protocol: self.protocol,
             context: self.context,
+            max_msg_size: self.max_msg_size,
             model: PhantomData,
         }
     }
@@ -284,7 +324,10 @@ impl<M: ThreadModel> BindOptions<M> {
     /// Opens a domain for connected endpoints with addresses of this scheme.
     pub(crate) fn open_msg_domain(&self, scheme: Scheme) -> Result<Domain<M>> {
         let hints = self.hints(scheme).ep_type(EpType::Msg);
-        self.open_domain(&discover(&hints)?.swap_remove(0))
+        let mut info = discover(&hints)?.swap_remove(0);
+        let limit = self.max_msg_size.unwrap_or(usize::MAX);
+        info.ep.max_msg_size = info.ep.max_msg_size.min(limit);
+        self.open_domain(&info)
     }
 
     /// Returns the hints for an endpoint with an address of this scheme.

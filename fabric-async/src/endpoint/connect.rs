@@ -196,7 +196,13 @@ impl UnconnectedEndpoint {
         let tx_caps = builder.info.caps - unsupported;
         let (node, av) = (self.node.clone(), self.av.clone());
         let ep = builder.into_endpoint(node, self.id, Some(connected.name), av, tx_caps)?;
-        Ok(ConnectedEndpoint::new(ep, self.fi_addr, peer, data))
+        let credentials = connected.credentials;
+        Ok(ConnectedEndpoint::new(
+            ep,
+            self.fi_addr,
+            peer,
+            (data, credentials),
+        ))
     }
 }
 

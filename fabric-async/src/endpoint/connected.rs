@@ -8,6 +8,7 @@ use fabric_core::atomic::{AtomicOp, AtomicType, AtomicValues};
 use fabric_core::buf::{IoBuf, IoBufMut, LoanedBuf, PooledBuf};
 use fabric_core::info::Info;
 use fabric_core::stats::EndpointStats;
+use fabric_core::transport::ProcessCredentials;
 use fabric_core::{Address, FiAddr, Result};
 
 use super::Endpoint;
@@ -68,11 +69,12 @@ pub struct ConnectedEndpoint<M: ThreadModel = Shared> {
     peer_info: Arc<PeerInfo>,
 }
 
-/// The address of the peer, and the private data that the peer sent when the connection was
-/// established.
+/// The address and the credentials of the peer, and the private data that the peer sent when the
+/// connection was established.
 struct PeerInfo {
     address: Address,
     private_data: Vec<u8>,
+    credentials: Option<ProcessCredentials>,
 }
 
 impl<M: ThreadModel> ConnectedEndpoint<M> {
@@ -81,11 +83,12 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
         ep: Endpoint<M>,
         peer: FiAddr,
         address: Address,
-        private_data: Vec<u8>,
+        (private_data, credentials): (Vec<u8>, Option<ProcessCredentials>),
     ) -> Self {
         let peer_info = Arc::new(PeerInfo {
             address,
             private_data,
+            credentials,
         });
         Self {
             ep,
@@ -97,6 +100,11 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     /// Returns the endpoint with its peer as one that has an address vector.
     pub(crate) fn endpoint_and_peer(&self) -> (&Endpoint<M>, FiAddr) {
         (&self.ep, self.peer)
+    }
+
+    /// Returns whether both handles are of one endpoint.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.peer_info, &other.peer_info)
     }
 
     /// Returns the address of the peer (`fi_getpeer`), also after it has disconnected. For an
@@ -111,6 +119,17 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.peer_info.private_data
+    }
+
+    /// Returns the user, group and process of the peer over `shm`, as the kernel reported them when
+    /// the connection was established (`SO_PEERCRED`); `None` over `tcp`.
+    ///
+    /// The user is always that of this process, because no other user can connect. The process id
+    /// may be that of another process once the peer has died.
+    #[doc(alias = "SO_PEERCRED")]
+    #[must_use]
+    pub fn peer_credentials(&self) -> Option<ProcessCredentials> {
+        self.peer_info.credentials
     }
 
     /// Returns the address of this endpoint (`fi_getname`). For an endpoint that has connected this

@@ -259,6 +259,8 @@
 //! * 2 MiB of the 16 MiB are a reserve. Of the other 14 MiB, a peer may use half of what the other
 //!   peers leave: one peer alone gets 7 MiB, the next one 3.5 MiB. The peer of a
 //!   [`ConnectedEndpoint`] gets the whole budget, unless the endpoint has a shared receive context.
+//!   That budget has room for 16 messages of the endpoint's `max_msg_size` (at least 64 KiB), if
+//!   this is less.
 //! * A peer that has used its share can use 4 KiB of the reserve.
 //! * A *source* is an IPv4 address or an IPv6 network of 64 bits over `tcp`, and another process
 //!   over `shm`. All peers of a source that the program has not inserted share one limit: half of

@@ -19,6 +19,7 @@
 //! | [`backpressure`] | credits, queue entries, limits of receives |
 //! | [`client_server`] | a server and its clients, address handles, restarts, shared receives, tracing |
 //! | [`connected_endpoints`] | endpoints of type `FI_EP_MSG` |
+//! | [`streams`] | byte streams and frames in place of Tokio's sockets |
 //! | [`tcp`] | the `tcp` provider, libfabric peers, io_uring, sockets |
 //! | [`udp`] | the `udp` provider, datagrams, multicast |
 //! | [`errors`] | where failures are reported, `fi_errno` numbers, close, fork |
@@ -42,6 +43,7 @@ pub mod one_sided;
 pub mod ordering;
 pub mod overview;
 pub mod progress;
+pub mod streams;
 pub mod tcp;
 pub mod threads;
 pub mod udp;

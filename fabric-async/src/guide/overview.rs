@@ -109,7 +109,7 @@
 //!
 //! | what | bound | beyond it |
 //! |---|---|---|
-//! | unexpected messages, for which no receive is posted | 16 MiB per endpoint; 8 MiB with `udp` | the message stays in the ring or the socket; when that is full, the peer's sends to this endpoint wait; `udp` discards and counts |
+//! | unexpected messages, for which no receive is posted | 16 MiB per endpoint, or 16 messages of the `max_msg_size` of a connected one; 8 MiB with `udp` | the message stays in the ring or the socket; when that is full, the peer's sends to this endpoint wait; `udp` discards and counts |
 //! | sends that wait while the ring or the socket buffer is full, also after their future was dropped without [`cancel_on_drop`](Request::cancel_on_drop) | `info.tx.size` credits, 1024; at most a quarter of them for one peer | `.await` waits, other calls are refused |
 //! | sends that `.await` a credit | none: each is a future that you hold | |
 //! | posted receives | `info.rx.size`, 1024 | `.start()` and `.post()` are refused, `.await` is not |

@@ -47,6 +47,7 @@ mod skip;
 mod sockets;
 mod stalled_messages;
 mod stopped_peer;
+mod streams;
 mod tcp;
 mod test_peer;
 mod udp;

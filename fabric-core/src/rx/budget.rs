@@ -120,9 +120,11 @@ impl UnexpectedBudget {
         self.changes += 1;
     }
 
-    /// Gives the whole budget to the only peer.
-    pub(super) fn set_single_peer(&mut self) {
+    /// Gives the whole budget to the only peer, and lowers the limit to `limit` bytes, if it is
+    /// larger.
+    pub(super) fn set_single_peer(&mut self, limit: usize) {
         self.single_peer = true;
+        self.limit = self.limit.min(limit);
         self.changes += 1;
     }
 

@@ -65,6 +65,30 @@ pub enum ConnectMode<'a> {
     Accept(Box<dyn ConnReqHandle>),
 }
 
+/// Credentials of the peer's process, as the kernel reported them when the connection was
+/// established (`SO_PEERCRED`, `unix(7)`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[doc(alias = "SO_PEERCRED")]
+#[doc(alias = "ucred")]
+pub struct ProcessCredentials {
+    /// The user id, in the user namespace of this process.
+    pub uid: u32,
+    /// The group id, in the user namespace of this process.
+    pub gid: u32,
+    /// The process id; `None` if the process is not visible in the PID namespace of this process.
+    pub pid: Option<i32>,
+}
+
+impl ProcessCredentials {
+    /// Creates the credentials that a transport got from the kernel.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn new(uid: u32, gid: u32, pid: Option<i32>) -> Self {
+        Self { uid, gid, pid }
+    }
+}
+
 /// Attributes of an established connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connected {
@@ -74,6 +98,8 @@ pub struct Connected {
     pub data: Vec<u8>,
     /// The capabilities among [`Caps::TAGGED`] and [`Caps::ATOMIC`] that the peer supports.
     pub tx_caps: Caps,
+    /// Credentials of the peer's process; `None` if the transport does not know them.
+    pub credentials: Option<ProcessCredentials>,
 }
 
 impl fmt::Debug for ConnectParams<'_> {

@@ -25,6 +25,12 @@ use super::state::cm::CmState;
 use super::state::domain_state::DomainState;
 use super::state::trace::TraceEvent;
 
+/// The number of longest messages for which the budget of a connected endpoint has room, if that is
+/// less than the budget of the transport.
+const BUDGET_MESSAGES: usize = 16;
+/// The smallest budget of a connected endpoint, in bytes.
+const MIN_BUDGET: usize = 64 << 10;
+
 impl EngineState {
     /// Takes the oldest connection request.
     fn take_connreq(&mut self, ep: EpId) -> Option<ConnReq> {
@@ -38,9 +44,11 @@ impl EngineState {
     }
 
     fn insert_cm_endpoint(&mut self, bindings: Bindings, cm: CmState) -> Result<EpId> {
+        let budget = bindings.max_msg_size.saturating_mul(BUDGET_MESSAGES);
+        let budget = budget.max(MIN_BUDGET);
         let id = self.insert_endpoint(bindings)?;
         self.domain.endpoints.get_open(id)?.set_cm(cm);
-        self.with_rx(id, |rx, _| rx.set_single_peer());
+        self.with_rx(id, |rx, _| rx.set_single_peer(budget));
         Ok(id)
     }
 }

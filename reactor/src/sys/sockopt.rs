@@ -21,6 +21,7 @@ const SO_PASSRIGHTS: libc::c_int = 83;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeerCredentials {
     pub(crate) uid: u32,
+    pub(crate) gid: u32,
     /// `None` for a process that is not visible in this PID namespace.
     pub(crate) pid: Option<i32>,
     /// A number that no other process has while this one exists; `None` if it is not known.
@@ -47,6 +48,7 @@ pub(crate) fn peer_credentials(socket: impl AsFd) -> Result<PeerCredentials> {
     let pid = (peer.pid != 0).then_some(peer.pid);
     Ok(PeerCredentials {
         uid: peer.uid,
+        gid: peer.gid,
         pid,
         process: match pid {
             Some(pid) => u64::try_from(pid).ok(),

@@ -24,7 +24,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use fabric_core::transport::WaitSet;
+use fabric_core::transport::{ProcessCredentials, WaitSet};
 use fabric_core::{Address, Error, RefusalReason, Result, Scheme};
 use rustix::io::Errno;
 use rustix::net::{
@@ -96,6 +96,11 @@ pub(crate) struct ShmSocket {
 pub(crate) struct SocketHandle(Weak<OwnedFd>);
 
 impl PeerCredentials {
+    /// Returns what the application may see.
+    pub(crate) fn for_application(&self) -> ProcessCredentials {
+        ProcessCredentials::new(self.uid, self.gid, self.pid)
+    }
+
     /// Checks that the peer's process belongs to the user of this process.
     ///
     /// # Errors

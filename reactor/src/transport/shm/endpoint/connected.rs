@@ -382,6 +382,7 @@ impl ShmEndpoint {
             name: self.name.clone(),
             data: server.private_data,
             tx_caps: server.caps,
+            credentials: Some(credentials.for_application()),
         };
         ctx.on_connected(&peer, Ok(connected));
         self.progress_rx(ctx);
@@ -447,6 +448,7 @@ impl ShmEndpoint {
             name: self.name.clone(),
             data: Vec::new(),
             tx_caps,
+            credentials: Some(request.credentials.for_application()),
         };
         ctx.on_connected(&peer, Ok(connected));
         Ok(())

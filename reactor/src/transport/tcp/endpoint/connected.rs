@@ -143,6 +143,7 @@ impl TcpEndpoint {
                 name: self.name.clone(),
                 data,
                 tx_caps: peer_caps.tx_caps(),
+                credentials: None,
             }),
         );
         Ok(())

@@ -1,4 +1,5 @@
-//! Tokio's sockets: what an async service would use without a fabric.
+//! Byte streams: Tokio's sockets, which an async service would use without a fabric, and the
+//! fabric's `FabricStream`.
 //!
 //! Two processes, each with a current-thread runtime, as for the fabric. The initiator sends in 24
 //! bytes what a round consists of, and begins the round when the responder is ready.
@@ -7,13 +8,14 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use fabric_async::stream::{FabricListener, FabricStream};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use super::{BenchCase, MeasuredLibrary};
 use crate::measure::Budget;
 use crate::measure::rounds::{MeasureOutcome, RoundScheduler, fill_record};
-use crate::options::{Bench, BenchOp, RuntimeKind, name};
+use crate::options::{Bench, BenchOp, RuntimeKind, WaitMode, name};
 use crate::peer_process::{ChildProcess, current_program};
 use crate::record::Record;
 use crate::samples::TimeStamps;
@@ -30,20 +32,26 @@ const FINISHED: u8 = 2;
 /// process, unlike a file.
 const ABSTRACT_PREFIX: char = '@';
 
-/// A kind of Tokio socket.
+/// A kind of byte stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TokioSocket {
+pub enum ByteStream {
     /// Loopback TCP with TCP_NODELAY.
     Tcp,
     /// A Unix socket.
     Unix,
+    /// A `FabricStream` over shared memory.
+    FabricShm,
+    /// A `FabricStream` over TCP.
+    FabricTcp,
 }
 
-impl MeasuredLibrary for TokioSocket {
+impl MeasuredLibrary for ByteStream {
     fn name(&self) -> &str {
         match self {
             Self::Tcp => "tokio TcpStream",
             Self::Unix => "tokio UnixStream",
+            Self::FabricShm => "FabricStream shm",
+            Self::FabricTcp => "FabricStream tcp",
         }
     }
 
@@ -68,6 +76,9 @@ impl MeasuredLibrary for TokioSocket {
                 let measured = match kind {
                     Self::Tcp => run_tcp_initiator(&address, &case, &stop).await,
                     Self::Unix => run_unix_initiator(&address, &case, &stop).await,
+                    Self::FabricShm | Self::FabricTcp => {
+                        run_fabric_initiator(&address, &case, &stop).await
+                    }
                 };
                 measured.map_err(Error::io(format!("talking to {address}")))
             })
@@ -75,7 +86,10 @@ impl MeasuredLibrary for TokioSocket {
         let outcome = measured.map_err(|error| child.or_death_error(error))?;
         let mut record = Record {
             api: "await".into(),
-            wait: "park".into(),
+            wait: match self {
+                Self::Tcp | Self::Unix => name(WaitMode::Park),
+                Self::FabricShm | Self::FabricTcp => name(WaitMode::Adaptive),
+            },
             runtime: "current".into(),
             timer_ns: Some(case.timer_ns()),
             ..case.empty_record(self)
@@ -106,6 +120,14 @@ async fn run_unix_initiator(
         stop,
     )
     .await
+}
+
+async fn run_fabric_initiator(
+    address: &str,
+    case: &BenchCase,
+    stop: &Stop,
+) -> io::Result<MeasureOutcome> {
+    run_initiator(FabricStream::connect(address).await?, case, stop).await
 }
 
 async fn run_initiator(
@@ -152,11 +174,13 @@ async fn run_initiator(
 ///
 /// # Errors
 /// [`Error::Io`] if the socket fails.
-pub fn serve_echo(kind: TokioSocket) -> Result<()> {
+pub fn serve_echo(kind: ByteStream) -> Result<()> {
     RuntimeKind::Current.run(async move {
         let served = match kind {
-            TokioSocket::Tcp => serve_tcp().await,
-            TokioSocket::Unix => serve_unix().await,
+            ByteStream::Tcp => serve_tcp().await,
+            ByteStream::Unix => serve_unix().await,
+            ByteStream::FabricShm => serve_fabric("shm://").await,
+            ByteStream::FabricTcp => serve_fabric("tcp://127.0.0.1:0").await,
         };
         served.map_err(Error::io("serving a socket"))
     })
@@ -176,6 +200,12 @@ async fn serve_unix() -> io::Result<()> {
     println!("listening on {name}");
     let (stream, _) = listener.accept().await?;
     serve_stream(stream).await
+}
+
+async fn serve_fabric(at: &str) -> io::Result<()> {
+    let mut listener = FabricListener::bind(at).await?;
+    println!("listening on {}", listener.local_addr());
+    serve_stream(listener.accept().await?).await
 }
 
 async fn serve_stream(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
