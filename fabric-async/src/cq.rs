@@ -55,19 +55,13 @@ pub(crate) struct CqInner {
     pub(crate) id: CqId,
     pub(crate) domain: Arc<DomainInner>,
     wait: LazyWaitObject,
-    /// Whether buffers may be memory of a device: the domain has functions that copy it.
-    has_device_buffers: bool,
 }
 
-impl CqInner {
-    /// Copies received bytes to the device for the last `count` completions of `read`.
-    #[inline]
-    fn unstage(&self, read: &mut [Completion], count: usize) {
-        if self.has_device_buffers {
-            let new = read.len() - count;
-            read[new..].iter_mut().for_each(Completion::unstage);
-        }
-    }
+/// Copies received bytes to the device for the last `count` completions of `read`.
+#[inline]
+fn unstage(read: &mut [Completion], count: usize) {
+    let new = read.len() - count;
+    read[new..].iter_mut().for_each(Completion::unstage);
 }
 
 impl<M: ThreadModel> CompletionQueue<M> {
@@ -87,7 +81,6 @@ impl<M: ThreadModel> CompletionQueue<M> {
             id,
             domain: domain.inner.clone(),
             wait: LazyWaitObject::default(),
-            has_device_buffers: domain.inner.device_copy().is_some(),
         };
         inner.node.attach_to_parent()?;
         Ok(Self {
@@ -135,7 +128,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
                 .poll_cq(self.inner.id, out, max, cx)
         );
         budget.made_progress();
-        self.inner.unstage(out, count);
+        unstage(out, count);
         Poll::Ready(count)
     }
 
@@ -147,7 +140,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
         out.extend(self.buffered.drain(..buffered));
         let CqInner { domain, id, .. } = &*self.inner;
         let read = domain.engine.try_read_cq(*id, out, max - buffered);
-        self.inner.unstage(out, read);
+        unstage(out, read);
         buffered + read
     }
 
@@ -210,7 +203,7 @@ impl<M: ThreadModel> Stream for CompletionQueue<M> {
                 cx
             ));
             let read = this.scratch.len();
-            this.inner.unstage(&mut this.scratch, read);
+            unstage(&mut this.scratch, read);
             this.buffered.extend(this.scratch.drain(..));
         }
         budget.made_progress();

@@ -212,3 +212,36 @@ fn shared_is_the_default() {
     let ep: Endpoint<Shared> = runtime().block_on(options.bind("shm://")).unwrap();
     thread::spawn(move || ep.stats()).join().unwrap();
 }
+
+/// The driver ends on another thread while a task of the owner waits in another runtime. The next
+/// task that begins to wait reports the end, and wakes the first one.
+#[test]
+fn driver_that_ends_on_another_thread_leaves_no_task_asleep() {
+    let runtime = runtime();
+    let (ep, me) = runtime.block_on(async {
+        let ep = pinned().bind("shm://").await.unwrap();
+        let me = ep.add_peer(ep.name()).await.unwrap();
+        // The driver has begun.
+        ep.send(me, "first").await.unwrap();
+        ep.recv().await.unwrap();
+        (std::rc::Rc::new(ep), me)
+    });
+    let mut events = ep.take_events().unwrap();
+    while events.try_read().is_some() {}
+    let second = thread_models::runtime();
+    LocalSet::new().block_on(&second, async {
+        let waiting = ep.clone();
+        let first = tokio::task::spawn_local(async move { waiting.recv().tag(1).await.is_ok() });
+        tokio::task::yield_now().await;
+        thread::spawn(move || drop(runtime)).join().unwrap();
+        let waiting = ep.clone();
+        let other = tokio::task::spawn_local(async move { waiting.recv().tag(2).await.is_ok() });
+        tokio::task::yield_now().await;
+        ep.send(me, "of another task").tag(2).inject().unwrap();
+        assert!(other.await.unwrap());
+        ep.send(me, "of the first task").tag(1).inject().unwrap();
+        assert!(first.await.unwrap());
+    });
+    let mut reported = std::iter::from_fn(|| events.try_read());
+    assert!(reported.any(|event| event.kind == EventKind::DriverEnded));
+}

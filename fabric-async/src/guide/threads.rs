@@ -269,8 +269,8 @@
 //! * A passive endpoint has a domain of its own, of model [`Shared`]. A `Pinned` domain accepts the
 //!   connection requests of the passive endpoint with [`EndpointBuilder::accept`].
 //! * Do not move the runtime to another thread: the driver ends when it runs or is dropped there,
-//!   tasks that wait at that moment are not woken, and a later poll wakes its own task at once, so
-//!   that the task uses a whole core.
+//!   tasks that wait at that moment are woken when another task begins to wait, not before, and
+//!   from then on each waiting task uses a whole core.
 //! * Do not call the domain from a waker or a method of a [`CustomBuf`](crate::buf::CustomBuf):
 //!   with `Pinned` the call panics, with [`Shared`] it blocks for ever, with [`Serial`] it fails or
 //!   panics.

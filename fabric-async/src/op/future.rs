@@ -103,11 +103,11 @@ impl<O: AwaitableOp<B>, B: Unpin, M: ThreadModel> Future for RequestFuture<'_, O
         let ep = this.ep.borrow();
         if let FutureState::Posted(key) = this.state {
             let completed = ready!(ep.domain.engine.poll_op(key, cx));
-            // The result is large: it is built where it is returned.
-            let result = Poll::Ready(this.op.output(completed));
+            // Before the output, whose copy to a device may panic.
             this.state = FutureState::Resolved;
             budget.made_progress();
-            return result;
+            // The result is large: it is built where it is returned.
+            return Poll::Ready(this.op.output(completed));
         }
         let FutureState::Unposted(buf) = mem::replace(&mut this.state, FutureState::Resolved)
         else {

@@ -182,6 +182,12 @@ fn check_copy(call: &'static str, copied: io::Result<usize>, len: usize) -> Resu
     }
 }
 
+/// Returns whether a custom buffer is memory of a device.
+pub(crate) fn is_device_memory(buf: &dyn CustomBuf) -> bool {
+    let any: &dyn Any = buf;
+    any.is::<StagedDeviceMemory>()
+}
+
 /// Frees the staged bytes of a device's buffer after an operation of `len` bytes. Bytes that were
 /// received are copied to the device. Does nothing for another buffer.
 ///

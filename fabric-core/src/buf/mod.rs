@@ -17,6 +17,7 @@ mod vectored;
 pub(crate) use any::append;
 pub use any::{AnyBuf, CustomBuf};
 pub use array::InlineBuf;
+use device::is_device_memory;
 pub(crate) use device::unstage_any;
 pub use device::{DeviceBuffer, DeviceCopy, DeviceMemory, MemoryInterface};
 pub use loan::{Loan, LoanMemory};
@@ -207,8 +208,32 @@ impl_flat_buf! {
     &'static str => Str, |buf| buf.as_bytes();
     String => String, |buf| buf.as_bytes();
     PooledBuf => Pooled, |_buf| _buf, registered: |_usage| true;
-    Box<dyn CustomBuf> => Custom, |buf| CustomBuf::bytes(&**buf),
-        registered: |usage| registration_of(&**buf).is_some_and(|of| of.allows(usage));
+}
+
+impl sealed::Sealed for Box<dyn CustomBuf> {}
+impl IoBuf for Box<dyn CustomBuf> {
+    #[inline]
+    fn payload(&self) -> Payload<'_> {
+        Payload::Contiguous(FlatBuf::bytes(self))
+    }
+    fn is_registered(&self, usage: &LocalUse<'_>) -> bool {
+        registration_of(&**self).is_some_and(|of| of.allows(usage))
+    }
+    fn into_any(self) -> AnyBuf {
+        AnyBuf::Custom(self)
+    }
+    fn from_any(any: AnyBuf) -> Result<Self, AnyBuf> {
+        match any {
+            // Memory of a device is only a `DeviceBuffer`.
+            AnyBuf::Custom(buf) if !is_device_memory(&*buf) => Ok(buf),
+            other => Err(other),
+        }
+    }
+}
+impl FlatBuf for Box<dyn CustomBuf> {
+    fn bytes(&self) -> &[u8] {
+        CustomBuf::bytes(&**self)
+    }
 }
 
 impl IoBufMut for Vec<u8> {}

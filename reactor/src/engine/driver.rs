@@ -11,7 +11,6 @@ use std::thread;
 use std::time::Duration;
 use std::{fmt, io};
 
-use fabric_core::event::EventKind;
 use fabric_core::info::Progress;
 use fabric_core::transport::{MessageModel, WaitPolicy, WaitSet};
 use fabric_core::{Error, Result};
@@ -179,13 +178,7 @@ impl Drop for DriverExitGuard {
         if !self.lock_mode.admits_current_thread() {
             self.ended_elsewhere.store(true, Ordering::Relaxed);
         } else if let Some(engine) = self.engine.upgrade() {
-            let mut locked = engine.lock_as_driver();
-            locked.driver = DriverStatus::NotRunning;
-            let domain = &mut locked.domain;
-            domain
-                .eqs
-                .push_of_domain(EventKind::DriverEnded, &mut domain.deferred);
-            domain.wake_all();
+            engine.lock_as_driver().end_driver();
         }
         Deferred::emit_now(TraceEvent::DriverEnded(self.kind));
     }

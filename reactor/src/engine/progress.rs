@@ -678,10 +678,23 @@ impl<'a> EngineGuard<'a> {
     /// Notes what other threads have done that could not lock the domain.
     #[cold]
     fn check_other_threads(&mut self) {
-        if self.engine.driver_ended_elsewhere.load(Ordering::Relaxed) {
-            self.driver = DriverStatus::NotRunning;
+        if self.engine.driver_ended_elsewhere.load(Ordering::Relaxed)
+            && !matches!(self.driver, DriverStatus::NotRunning)
+        {
+            self.end_driver();
         }
         self.report_concurrent_use();
+    }
+
+    /// Notes that the driver has ended, reports it, and wakes all waiting tasks, which keep
+    /// themselves runnable from now on.
+    pub(crate) fn end_driver(&mut self) {
+        self.driver = DriverStatus::NotRunning;
+        let domain = &mut self.domain;
+        domain
+            .eqs
+            .push_of_domain(EventKind::DriverEnded, &mut domain.deferred);
+        domain.wake_all();
     }
 
     /// Arms again or wakes the driver, after a call left work for a pass or for a peer.
