@@ -571,7 +571,8 @@ impl<M: ThreadModel> Domain<M> {
     /// [`Access::REMOTE_READ`].
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use std::os::fd::AsFd;
     /// use std::os::unix::fs::FileExt;
     /// use fabric_async::buf::Memfd;
