@@ -36,4 +36,4 @@ pub use engine::{
     PostResult, ReservedEvent, TaskDriver, WaitFd, WaitObject, check_atomic,
 };
 pub use sys::background::run_in_background;
-pub use transport::memfd_region::{Memfd, memfd_region};
+pub use transport::shm::{Memfd, memfd_region};

@@ -6,7 +6,6 @@
 //! | `shm`, `tcp`, `udp`, `sim` | the transports |
 //! | `connected_peer` | a connected peer: its key in the receive queue, its address handles |
 //! | `held_connections` | connections that hold a message which is not accepted now |
-//! | `memfd_region` | memory of the program, which peers access in place |
 //! | `inbound_limits` | limits of connections of peers that the program has not inserted |
 //! | `info_templates` | common attributes of offers |
 //! | `net` | options and addresses of sockets |
@@ -16,7 +15,6 @@ mod connected_peer;
 mod held_connections;
 mod inbound_limits;
 mod info_templates;
-pub(crate) mod memfd_region;
 mod net;
 mod peer_keys;
 pub mod shm;

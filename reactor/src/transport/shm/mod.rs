@@ -17,6 +17,7 @@
 //! | `ring` | the ring buffer of cache lines |
 //! | `segment` | the shared memory that holds a ring |
 //! | `shared_memory` | registered memory that peers map |
+//! | `memfd_region` | memory of the program that peers map |
 //! | `held_slots` | the loans and offers of a peer that this side holds |
 //! | `loans` | memory passed to the receiver instead of being copied |
 //! | `rma_bounce` | accesses that the owner of an unmapped region executes |
@@ -35,6 +36,7 @@ pub mod fuzz;
 mod held_slots;
 mod loans;
 mod mapped_regions;
+mod memfd_region;
 #[cfg(all(feature = "microbench", not(loom)))]
 mod microbench;
 mod passive;
@@ -74,13 +76,12 @@ use crate::transport::info_templates;
 
 use endpoint::{ShmConfig, ShmEndpoint, UNEXPECTED_BYTES};
 use loans::LoanPool;
+pub use memfd_region::{Memfd, memfd_region};
 #[cfg(all(feature = "microbench", not(loom)))]
 pub(crate) use microbench::benchmarks;
 use passive::ShmPassiveEndpoint;
 use rx_table::{ALWAYS_ACTIVE, LOW_LATENCY_ALWAYS_ACTIVE};
 use shared_memory::SharedMemory;
-#[cfg(all(test, not(loom)))]
-pub(crate) use shared_memory::map_body_from_peer;
 use socket::with_free_name;
 use tx_settings::TxSettings;
 

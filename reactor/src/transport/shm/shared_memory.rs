@@ -1,6 +1,5 @@
 //! Shared memory that its owner grants to peers, which map and access it directly: regions, chunks
-//! of loans, and bounce buffers. Regions of memory of the program are in
-//! `transport::memfd_region`.
+//! of loans, and bounce buffers. Regions of memory of the program are in `memfd_region`.
 //!
 //! The owner creates and allocates the memory (a memfd), seals its size, and sends the descriptor
 //! in a grant. A peer maps the memory only if it is sealed, has the announced size and is allocated
@@ -126,7 +125,7 @@ pub(crate) fn map_from_peer(
 }
 
 /// Maps memory of a peer's program, of `len` bytes, whose validity word is in memory of its own,
-/// the head (`transport::memfd_region`).
+/// the head (`memfd_region`).
 ///
 /// # Errors
 /// As [`map_from_peer`].

@@ -21,13 +21,13 @@ use super::super::cma::CmaTransfer;
 use super::super::control::{self, ControlMessage, MemoryGrant};
 use super::super::held_slots::HeldSlot;
 use super::super::loans::{self, LoanGuard, LoanMapping, ReturnOnDrop};
+use super::super::memfd_region::MemfdRegion;
 use super::super::ring::ShmProtocolViolation;
 use super::super::rma_bounce::{self, RmaRequest};
 use super::super::shared_memory::{self, SharedMemory};
 use super::super::socket::ShmSocket;
 use super::RxConnection;
 use crate::sys::closer::PeerFd;
-use crate::transport::memfd_region::MemfdRegion;
 
 /// Maximum number of `on_readable` calls in search of a grant. Each reads up to `READS_PER_POLL`
 /// messages; all together read more messages than a socket has room for.

@@ -1,10 +1,10 @@
 //! Memory of the program that peers access in place.
 //!
 //! The program creates the memory (`memfd_create(2)`). A [`Memfd`] seals its size and maps it once
-//! for this process; a [`MemfdRegion`] is one registration. Over shared memory a peer maps the
-//! memory itself. Its validity word cannot be in it, as that of a `SharedMemory` is, so a
-//! registration has a head of its own: a second memory of one page, which peers only read. Over
-//! other transports this process executes the accesses.
+//! for this process; a [`MemfdRegion`] is one registration. A peer maps the memory itself. The
+//! validity word cannot be in it, so a registration has a `SharedMemory` without bytes, its head,
+//! which peers only read. Domains of other transports register the memory too; there this process
+//! executes the accesses.
 //!
 //! A peer can map the memory only if the kernel then keeps it to the rights that the region grants,
 //! and if no access of the peer can fault (`sys::memfd`). Other regions are served by this process:
@@ -19,8 +19,8 @@ use fabric_core::flags::Access;
 use fabric_core::mr::RegionMemory;
 use fabric_core::{Error, Result};
 
-use crate::sys::fork_guard::ForkGuard;
-use crate::sys::mapping::{HEAD_LEN, MemoryOwner, SharedMapping};
+use super::shared_memory::SharedMemory;
+use crate::sys::mapping::{MemoryOwner, SharedMapping};
 use crate::sys::memfd;
 
 /// Memory of the program that can be registered in place: a file in memory (`memfd_create(2)`),
@@ -129,17 +129,12 @@ fn check_len(len: usize) -> Result<()> {
 /// # Errors
 /// [`Error::Os`] without descriptors or memory.
 pub fn memfd_region(memory: &Memfd, access: Access) -> Result<Arc<dyn RegionMemory>> {
-    let head_fd = memfd::create("fabric-region-head", HEAD_LEN)?;
-    let head = SharedMapping::map(&head_fd, 0, true, MemoryOwner::ThisProcess)?;
-    memfd::seal(&head_fd, false)?;
-    head.set_valid(true);
+    let head = SharedMemory::create(0, Access::REMOTE_READ)?;
     let is_writable = access.contains(Access::REMOTE_WRITE);
     Ok(Arc::new(MemfdRegion {
         is_mappable: memfd::seal_adopted(&memory.inner.fd, is_writable),
         memory: memory.inner.clone(),
         head,
-        head_fd,
-        fork_guard: ForkGuard::current_process(),
     }))
 }
 
@@ -147,20 +142,16 @@ pub fn memfd_region(memory: &Memfd, access: Access) -> Result<Arc<dyn RegionMemo
 #[derive(Debug)]
 pub(crate) struct MemfdRegion {
     memory: Arc<MappedMemfd>,
-    /// The validity word of this registration.
-    head: SharedMapping,
-    /// Descriptor of the head that peers are granted.
-    head_fd: OwnedFd,
+    /// Has the validity word of this registration.
+    head: SharedMemory,
     /// Whether peers can map the memory with the rights of the region.
     is_mappable: bool,
-    /// A forked child must not revoke the memory of its parent.
-    fork_guard: ForkGuard,
 }
 
 impl MemfdRegion {
     /// Returns the descriptors to grant to peers: of the memory, and of its head.
     pub(crate) fn fds(&self) -> (BorrowedFd<'_>, BorrowedFd<'_>) {
-        (self.memory.fd.as_fd(), self.head_fd.as_fd())
+        (self.memory.fd.as_fd(), self.head.fd())
     }
 }
 
@@ -190,9 +181,7 @@ impl RegionMemory for MemfdRegion {
     }
 
     fn close(&self) {
-        if self.fork_guard.in_original_process() {
-            self.head.set_valid(false);
-        }
+        self.head.close();
     }
 
     fn is_open(&self) -> bool {
@@ -212,7 +201,7 @@ impl RegionMemory for MemfdRegion {
 mod tests {
     use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
-    use super::super::shm::map_body_from_peer;
+    use super::super::shared_memory::map_body_from_peer;
     use super::*;
 
     const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
