@@ -39,7 +39,10 @@ async fn run_server(provider: &str) -> io::Result<()> {
     for _ in 0..CLIENTS {
         let stream = listener.accept().await?;
         match stream.peer_credentials() {
-            Some(peer) => println!("accepted a stream of user {}, {:?}", peer.uid, peer.pid),
+            Some(peer) => {
+                let pid = peer.pid.map_or("unknown".to_owned(), |pid| pid.to_string());
+                println!("accepted a stream of user {}, process {pid}", peer.uid);
+            }
             None => println!("accepted a stream from {}", stream.peer_addr()),
         }
         connections.push(tokio::spawn(echo(stream)));

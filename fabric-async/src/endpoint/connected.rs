@@ -126,6 +126,19 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     ///
     /// The user is always that of this process, because no other user can connect. The process id
     /// may be that of another process once the peer has died.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> std::io::Result<()> {
+    /// use fabric_async::stream::{FabricListener, FabricStream};
+    /// let mut listener = FabricListener::bind("shm://").await?;
+    /// let connect = FabricStream::connect(listener.local_addr().clone());
+    /// let (client, server) = tokio::try_join!(connect, listener.accept())?;
+    /// for stream in [client, server] {
+    ///     let peer = stream.endpoint().peer_credentials().expect("known over shm");
+    ///     assert_eq!(peer.pid, Some(std::process::id() as i32));
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[doc(alias = "SO_PEERCRED")]
     #[must_use]
     pub fn peer_credentials(&self) -> Option<ProcessCredentials> {

@@ -1,13 +1,11 @@
 //! Streams of frames.
 
-use std::fmt;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use fabric_core::transport::ProcessCredentials;
-use fabric_core::{Address, Error};
+use fabric_core::Error;
 use futures_core::Stream;
 use futures_sink::Sink;
 
@@ -132,25 +130,6 @@ impl FabricFrames {
         self.endpoint().info().ep.max_msg_size
     }
 
-    /// Returns the address of this side; see [`ConnectedEndpoint::name`].
-    #[must_use]
-    pub fn local_addr(&self) -> &Address {
-        self.endpoint().name()
-    }
-
-    /// Returns the address of the peer; see [`ConnectedEndpoint::peer`].
-    #[must_use]
-    pub fn peer_addr(&self) -> &Address {
-        self.endpoint().peer()
-    }
-
-    /// Returns the user, group and process of the peer; see
-    /// [`ConnectedEndpoint::peer_credentials`].
-    #[must_use]
-    pub fn peer_credentials(&self) -> Option<ProcessCredentials> {
-        self.endpoint().peer_credentials()
-    }
-
     /// Returns the endpoint, for its [statistics](ConnectedEndpoint::stats), events and attributes.
     /// Messages that are sent or received with it, instead of the stream, violate the protocol.
     #[must_use]
@@ -205,12 +184,4 @@ impl Sink<Bytes> for FabricFrames {
     }
 }
 
-impl fmt::Debug for FabricFrames {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FabricFrames")
-            .field("local_addr", &format_args!("{}", self.local_addr()))
-            .field("peer_addr", &format_args!("{}", self.peer_addr()))
-            .field("max_frame_len", &self.max_frame_len())
-            .finish_non_exhaustive()
-    }
-}
+impl_addresses!(FabricFrames, |frames| frames.endpoint());

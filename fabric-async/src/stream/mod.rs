@@ -14,6 +14,47 @@
 //! peer sends after that are not received: they stay within the
 //! [budget](crate::guide::memory#unexpected-messages) of the endpoint, and beyond it with the peer.
 
+/// Implements what the types of this module return of their endpoint.
+macro_rules! impl_addresses {
+    ($type:ident $(<$lifetime:lifetime>)?, |$this:ident| $endpoint:expr) => {
+        impl $type $(<$lifetime>)? {
+            /// Returns the address of this side; see
+            /// [`ConnectedEndpoint::name`](crate::ConnectedEndpoint::name).
+            #[must_use]
+            pub fn local_addr(&self) -> &fabric_core::Address {
+                let $this = self;
+                $endpoint.name()
+            }
+
+            /// Returns the address of the peer; see
+            /// [`ConnectedEndpoint::peer`](crate::ConnectedEndpoint::peer).
+            #[must_use]
+            pub fn peer_addr(&self) -> &fabric_core::Address {
+                let $this = self;
+                $endpoint.peer()
+            }
+
+            /// Returns the user, group and process of the peer over `shm`, as the kernel reports
+            /// them; `None` over `tcp`. See
+            /// [`ConnectedEndpoint::peer_credentials`](crate::ConnectedEndpoint::peer_credentials).
+            #[must_use]
+            pub fn peer_credentials(&self) -> Option<crate::stream::ProcessCredentials> {
+                let $this = self;
+                $endpoint.peer_credentials()
+            }
+        }
+
+        impl std::fmt::Debug for $type $(<$lifetime>)? {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($type))
+                    .field("local_addr", &format_args!("{}", self.local_addr()))
+                    .field("peer_addr", &format_args!("{}", self.peer_addr()))
+                    .finish_non_exhaustive()
+            }
+        }
+    };
+}
+
 mod frames;
 mod listener;
 mod read_half;
@@ -21,12 +62,9 @@ mod recv_queue;
 mod send_queue;
 mod write_half;
 
-use std::fmt;
 use std::io;
-use std::task::{Context, Poll};
 
-use bytes::Bytes;
-use fabric_core::{Address, Error};
+use fabric_core::Error;
 
 use crate::av::ToAddress;
 use crate::endpoint::{BindOptions, ConnectedEndpoint, Endpoint};
@@ -95,8 +133,7 @@ fn io_error(error: Error) -> io::Error {
 ///
 /// Created by [`connect`](Self::connect) or [`FabricListener::accept`]. Reads and writes are those
 /// of the traits [`AsyncRead`](tokio::io::AsyncRead), [`AsyncBufRead`](tokio::io::AsyncBufRead) and
-/// [`AsyncWrite`](tokio::io::AsyncWrite); a stream is `Send` and
-/// `Unpin`.
+/// [`AsyncWrite`](tokio::io::AsyncWrite); a stream is `Send` and `Unpin`.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> std::io::Result<()> {
@@ -201,61 +238,6 @@ impl FabricStream {
         connect(options, to).await
     }
 
-    /// Reads the rest of the current message, or the next message, without copying it: what the
-    /// peer wrote with one call, or a part of it, up to [`MAX_WRITE_LEN`] bytes. `None` at the end
-    /// of the stream.
-    ///
-    /// The memory of the message is kept until the last clone of the `Bytes` is dropped.
-    ///
-    /// # Errors
-    /// As a read.
-    ///
-    /// # Cancel safety
-    /// Safe: a dropped future has taken no message.
-    pub async fn read_message(&mut self) -> io::Result<Option<Bytes>> {
-        self.read.read_message().await
-    }
-
-    /// As [`read_message`](Self::read_message), for code that polls.
-    ///
-    /// # Errors
-    /// As a read.
-    pub fn poll_read_message(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
-        self.read.poll_read_message(cx)
-    }
-
-    /// Returns the address of this side; see [`ConnectedEndpoint::name`].
-    #[must_use]
-    pub fn local_addr(&self) -> &Address {
-        self.endpoint().name()
-    }
-
-    /// Returns the address of the peer; see [`ConnectedEndpoint::peer`].
-    #[must_use]
-    pub fn peer_addr(&self) -> &Address {
-        self.endpoint().peer()
-    }
-
-    /// Returns the user, group and process of the peer over `shm`, as the kernel reports them;
-    /// `None` over `tcp`. See [`ConnectedEndpoint::peer_credentials`].
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> std::io::Result<()> {
-    /// use fabric_async::stream::{FabricListener, FabricStream};
-    /// let mut listener = FabricListener::bind("shm://").await?;
-    /// let connect = FabricStream::connect(listener.local_addr().clone());
-    /// let (client, server) = tokio::try_join!(connect, listener.accept())?;
-    /// for stream in [client, server] {
-    ///     let peer = stream.peer_credentials().expect("known over shm");
-    ///     assert_eq!(peer.pid, Some(std::process::id() as i32));
-    /// }
-    /// # Ok(()) }
-    /// ```
-    #[must_use]
-    pub fn peer_credentials(&self) -> Option<ProcessCredentials> {
-        self.endpoint().peer_credentials()
-    }
-
     /// Returns the endpoint, for its [statistics](ConnectedEndpoint::stats), events and attributes.
     /// Messages that are sent or received with it, instead of the stream, violate the protocol.
     #[must_use]
@@ -306,11 +288,4 @@ impl StreamProtocol for FabricStream {
 impl_async_read!(FabricStream, |stream| &mut stream.read);
 impl_async_write!(FabricStream, |stream| &mut stream.write);
 
-impl fmt::Debug for FabricStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FabricStream")
-            .field("local_addr", &format_args!("{}", self.local_addr()))
-            .field("peer_addr", &format_args!("{}", self.peer_addr()))
-            .finish_non_exhaustive()
-    }
-}
+impl_addresses!(FabricStream, |stream| stream.endpoint());

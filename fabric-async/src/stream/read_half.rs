@@ -1,12 +1,10 @@
 //! The reading half of a stream.
 
 use std::fmt;
-use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use fabric_core::Address;
 use fabric_core::buf::PooledBuf;
 use tokio::io::ReadBuf;
 
@@ -84,15 +82,40 @@ impl ReadSide {
         let read = std::mem::take(&mut self.read);
         Poll::Ready(Ok(Some(message.slice(read..))))
     }
-
-    pub(super) async fn read_message(&mut self) -> io::Result<Option<Bytes>> {
-        poll_fn(|cx| self.poll_read_message(cx)).await
-    }
 }
 
-/// Implements the traits for reading by the `ReadSide` of a type.
+/// Implements reading by the `ReadSide` of a type.
 macro_rules! impl_async_read {
     ($type:ty, |$half:ident| $side:expr) => {
+        impl $type {
+            /// Reads the rest of the current message, or the next message, without copying it: what
+            /// the peer wrote with one call, up to [`MAX_WRITE_LEN`](crate::stream::MAX_WRITE_LEN)
+            /// bytes, or a part of it. `None` at the end of the stream.
+            ///
+            /// The memory of the message is kept until the last clone of the `Bytes` is dropped.
+            ///
+            /// # Errors
+            /// As a read.
+            ///
+            /// # Cancel safety
+            /// Safe: a dropped future has taken no message.
+            pub async fn read_message(&mut self) -> std::io::Result<Option<bytes::Bytes>> {
+                std::future::poll_fn(|cx| self.poll_read_message(cx)).await
+            }
+
+            /// As [`read_message`](Self::read_message), for code that polls.
+            ///
+            /// # Errors
+            /// As a read.
+            pub fn poll_read_message(
+                &mut self,
+                cx: &mut std::task::Context<'_>,
+            ) -> std::task::Poll<std::io::Result<Option<bytes::Bytes>>> {
+                let $half = self;
+                ($side).poll_read_message(cx)
+            }
+        }
+
         impl tokio::io::AsyncRead for $type {
             fn poll_read(
                 self: std::pin::Pin<&mut Self>,
@@ -166,44 +189,7 @@ impl OwnedReadHalf {
     }
 }
 
-macro_rules! impl_read_half {
-    ($type:ident $(<$lifetime:lifetime>)?) => {
-        impl $type $(<$lifetime>)? {
-            /// Reads a message as [`FabricStream::read_message`].
-            ///
-            /// # Errors
-            /// As a read.
-            ///
-            /// # Cancel safety
-            /// Safe: a dropped future has taken no message.
-            pub async fn read_message(&mut self) -> io::Result<Option<Bytes>> {
-                self.0.read_message().await
-            }
-
-            /// Returns the address of this side.
-            #[must_use]
-            pub fn local_addr(&self) -> &Address {
-                self.0.endpoint().name()
-            }
-
-            /// Returns the address of the peer.
-            #[must_use]
-            pub fn peer_addr(&self) -> &Address {
-                self.0.endpoint().peer()
-            }
-        }
-
-        impl fmt::Debug for $type $(<$lifetime>)? {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($type))
-                    .field("peer_addr", &format_args!("{}", self.peer_addr()))
-                    .finish_non_exhaustive()
-            }
-        }
-    };
-}
-
-impl_read_half!(ReadHalf<'_>);
-impl_read_half!(OwnedReadHalf);
+impl_addresses!(ReadHalf<'_>, |half| half.0.endpoint());
+impl_addresses!(OwnedReadHalf, |half| half.0.endpoint());
 impl_async_read!(ReadHalf<'_>, |half| half.0);
 impl_async_read!(OwnedReadHalf, |half| half.0);

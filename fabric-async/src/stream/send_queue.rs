@@ -101,7 +101,8 @@ impl<B: IoBuf> SendQueue<B> {
             return Ok(false);
         }
         let (ep, peer) = self.ep.endpoint_and_peer();
-        ep.inner.try_send_plain(peer, bytes).map_err(io_error)
+        let sent = ep.inner.try_send_plain(peer, bytes);
+        sent.map_err(|error| self.fail(error))
     }
 
     /// Waits until no message is in flight.

@@ -1,10 +1,8 @@
 //! The writing half of a stream.
 
-use std::fmt;
 use std::io::{self, IoSlice};
 use std::task::{Context, Poll, ready};
 
-use fabric_core::Address;
 use fabric_core::buf::PooledBuf;
 use tokio::task::coop;
 
@@ -167,33 +165,7 @@ impl<'a> WriteHalf<'a> {
     }
 }
 
-macro_rules! impl_write_half {
-    ($type:ident $(<$lifetime:lifetime>)?) => {
-        impl $type $(<$lifetime>)? {
-            /// Returns the address of this side.
-            #[must_use]
-            pub fn local_addr(&self) -> &Address {
-                self.0.endpoint().name()
-            }
-
-            /// Returns the address of the peer.
-            #[must_use]
-            pub fn peer_addr(&self) -> &Address {
-                self.0.endpoint().peer()
-            }
-        }
-
-        impl fmt::Debug for $type $(<$lifetime>)? {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($type))
-                    .field("peer_addr", &format_args!("{}", self.peer_addr()))
-                    .finish_non_exhaustive()
-            }
-        }
-    };
-}
-
-impl_write_half!(WriteHalf<'_>);
-impl_write_half!(OwnedWriteHalf);
+impl_addresses!(WriteHalf<'_>, |half| half.0.endpoint());
+impl_addresses!(OwnedWriteHalf, |half| half.0.endpoint());
 impl_async_write!(WriteHalf<'_>, |half| half.0);
 impl_async_write!(OwnedWriteHalf, |half| half.0);
