@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use fabric_core::buf::DeviceBuffer;
 use fabric_core::completion::Completion;
 use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Error, Result};
@@ -60,8 +61,10 @@ pub(crate) struct CqInner {
 /// Copies received bytes to the device for the last `count` completions of `read`.
 #[inline]
 fn unstage(read: &mut [Completion], count: usize) {
-    let new = read.len() - count;
-    read[new..].iter_mut().for_each(Completion::unstage);
+    if DeviceBuffer::any_created() {
+        let new = read.len() - count;
+        read[new..].iter_mut().for_each(Completion::unstage);
+    }
 }
 
 impl<M: ThreadModel> CompletionQueue<M> {

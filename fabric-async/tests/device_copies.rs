@@ -1,18 +1,16 @@
-//! Copies to devices, where domains, types and panics meet.
+//! Copies to devices: buffers of other domains, buffers of queues and batches, panics.
 
-use std::future::Future;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Waker};
 
-use fabric_async::buf::CustomBuf;
 use fabric_async::buf::device::{DeviceBuffer, DeviceCopy, DeviceMemory, MemoryInterface};
+use fabric_async::buf::{CustomBuf, IoBuf};
 use fabric_async::{
-    Caps, CompletionQueue, CqBind, Domain, Endpoint, Fabric, FiAddr, Hints, Info, discover,
+    Caps, CompletionQueue, CqBind, Domain, Endpoint, Error, Fabric, FiAddr, Hints, Info, discover,
 };
+
+const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
 
 /// A device of four bytes.
 #[derive(Default)]
@@ -98,21 +96,52 @@ async fn entry_returns_its_buffer_as_a_device_buffer_only() {
     assert_eq!(&ep.recv().await.unwrap()[..], b"DATA");
 }
 
-/// An operation whose copy panics has resolved: it is not pending for ever.
+/// Requests that a batch returns hold no bytes in this process.
 #[tokio::test]
-async fn operation_is_resolved_when_its_copy_panics() {
+async fn unposted_requests_are_not_staged() {
+    let device = Arc::default();
+    let (info, domain, buffer) = open_device_domain(&device);
+    let cq = domain.completion_queue(4).unwrap();
+    let (ep, me) = open_endpoint(&info, &domain, &cq).await;
+    let memory = buffer.memory();
+    let requests = (0..16).map(|_| ep.send(me, domain.device_buffer(memory).unwrap()));
+    let stopped = ep.post_all(requests).unwrap_err();
+    assert_eq!((stopped.posted, stopped.unposted.len()), (4, 12));
+    for request in stopped.unposted {
+        assert_eq!(request.into_buf().payload().len(), 0);
+    }
+}
+
+/// A copy that panics fails its own operation, and no other one of the same batch of entries.
+#[tokio::test]
+async fn copy_that_panics_fails_its_operation() {
     let device: Arc<Device> = Arc::default();
     let (info, domain, buffer) = open_device_domain(&device);
-    let cq = domain.completion_queue(16).unwrap();
+    let mut cq = domain.completion_queue(16).unwrap();
     let (ep, me) = open_endpoint(&info, &domain, &cq).await;
-    let mut operation = ep.recv_into(buffer).start().unwrap();
-    ep.send(me, "DATA").await.unwrap();
+    let memory = buffer.memory();
     device.panics.store(true, Ordering::Relaxed);
-    let mut poll = || {
-        let mut cx = Context::from_waker(Waker::noop());
-        let polled = AssertUnwindSafe(|| Pin::new(&mut operation).poll(&mut cx).is_ready());
-        catch_unwind(polled).map_err(|panic| panic.downcast_ref::<&str>().copied())
-    };
-    assert_eq!(poll(), Err(Some("the copy")));
-    assert!(poll().is_err(), "polled after it has resolved");
+    let received = ep.recv_into(buffer).start().unwrap();
+    ep.send(me, "DATA").await.unwrap();
+    let failed = received.await.unwrap_err();
+    assert!(
+        matches!(failed.error, Error::Os { errno: EIO, .. }),
+        "{}",
+        failed.error
+    );
+    assert_eq!(failed.transfer.len, 4);
+
+    for _ in 0..3 {
+        let buffer = domain.device_buffer(memory).unwrap();
+        ep.recv_into(buffer).post().unwrap();
+        ep.send(me, "data").await.unwrap();
+    }
+    device.panics.store(true, Ordering::Relaxed);
+    let mut entries = Vec::new();
+    while entries.len() < 3 {
+        cq.read_batch(&mut entries, 3).await;
+    }
+    let failed = entries.iter().map(|entry| entry.error.is_some());
+    assert_eq!(failed.collect::<Vec<_>>(), [true, false, false]);
+    assert_eq!(*device.bytes.lock().unwrap(), *b"data");
 }

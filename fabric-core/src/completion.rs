@@ -427,15 +427,7 @@ impl Completion {
     /// Copies received bytes to the device if the buffer is memory of a device; without a lock. If
     /// the copy fails, so has the operation.
     #[doc(hidden)]
-    #[inline]
     pub fn unstage(&mut self) {
-        if matches!(self.buf, AnyBuf::Custom(_)) {
-            self.unstage_custom();
-        }
-    }
-
-    #[cold]
-    fn unstage_custom(&mut self) {
         if let Err(error) = unstage_any(&mut self.buf, self.transfer.len) {
             self.error.get_or_insert_with(|| Box::new(error));
         }

@@ -323,7 +323,9 @@ impl<O: BatchOp<B>, B: IoBuf> QueuedRequest<O, B> {
 
     /// Returns the request again; `None` if it was posted.
     fn into_request<M: ThreadModel>(self, ep: &Arc<EndpointInner>) -> Option<Request<'_, O, B, M>> {
-        let buf = self.buf?;
+        let mut buf = self.buf?;
+        // Nothing was received, so this only frees the staged bytes.
+        let _ = buf.unstage(0);
         Some(Request::from_parts(
             ep,
             self.op,

@@ -103,11 +103,11 @@ impl<O: AwaitableOp<B>, B: Unpin, M: ThreadModel> Future for RequestFuture<'_, O
         let ep = this.ep.borrow();
         if let FutureState::Posted(key) = this.state {
             let completed = ready!(ep.domain.engine.poll_op(key, cx));
-            // Before the output, whose copy to a device may panic.
+            // The result is large: it is built where it is returned.
+            let result = Poll::Ready(this.op.output(completed));
             this.state = FutureState::Resolved;
             budget.made_progress();
-            // The result is large: it is built where it is returned.
-            return Poll::Ready(this.op.output(completed));
+            return result;
         }
         let FutureState::Unposted(buf) = mem::replace(&mut this.state, FutureState::Resolved)
         else {

@@ -202,15 +202,10 @@ impl<B: IoBuf, M: ThreadModel> Future for Operation<B, M> {
             let buffer_is_loan = *buffer_is_loan;
             let finished = ready!(ep.domain.engine.poll_op(*key, cx));
             // The result is large: it is built where it is returned.
-            if B::IS_STAGED {
-                let finished = finished.take();
-                // Before the copy to the device, which may panic.
-                self.state = OperationState::Resolved;
-                budget.made_progress();
-                return Poll::Ready(unstaged(finished));
-            }
             let result = if buffer_is_loan {
                 Poll::Ready(finished.take().map(empty_buffer))
+            } else if B::IS_STAGED {
+                Poll::Ready(unstaged(finished.take()))
             } else {
                 Poll::Ready(finished.take())
             };

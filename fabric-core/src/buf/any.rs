@@ -395,11 +395,11 @@ impl fmt::Debug for AnyBuf {
     }
 }
 
-/// Calls a method of a user's buffer type; `None` if the method panics. A panic must not unwind
-/// through the engine, whose state is being changed. The payload of the panic is leaked, because
-/// its drop is user code that may panic too.
+/// Calls code of the user, such as a method of a buffer type; `None` if it panics. A panic must not
+/// unwind through the engine, whose state is being changed. The payload of the panic is leaked,
+/// because its drop is user code that may panic too.
 #[cold]
-fn catch_user_panic<T>(method: impl FnOnce() -> Option<T>) -> Option<T> {
+pub(super) fn catch_user_panic<T>(method: impl FnOnce() -> Option<T>) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(method)) {
         Ok(returned) => returned,
         Err(payload) => {

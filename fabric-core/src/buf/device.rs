@@ -4,7 +4,9 @@ use std::any::Any;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::any::catch_user_panic;
 use super::{AnyBuf, CustomBuf, IoBuf, IoBufMut, Payload, sealed};
 use crate::error::{Error, Result};
 
@@ -58,8 +60,7 @@ pub struct DeviceMemory {
 /// the domain. Threads may call them at the same time. All kinds of memory come to them, `System`
 /// too: they distinguish by [`DeviceMemory::interface`].
 ///
-/// A panic of a function unwinds through the call or poll that it runs in. The message of a receive
-/// is then lost.
+/// A function that panics fails the operation with [`Error::Os`] and `EIO`, after the panic hook.
 #[doc(alias = "fi_hmem_override_ops")]
 pub trait DeviceCopy: Send + Sync + 'static {
     /// Copies bytes of `memory`, from `offset` on, to `to`, and returns how many were copied.
@@ -106,6 +107,10 @@ pub trait DeviceCopy: Send + Sync + 'static {
 #[doc(alias = "FI_HMEM")]
 pub struct DeviceBuffer(Box<StagedDeviceMemory>);
 
+/// Set by the first buffer of the process. An entry that has a buffer is read after the store: the
+/// post and the completion are between them.
+static ANY_CREATED: AtomicBool = AtomicBool::new(false);
+
 /// Memory of a device, and its bytes while an operation needs them in this process.
 struct StagedDeviceMemory {
     memory: DeviceMemory,
@@ -121,12 +126,22 @@ impl DeviceBuffer {
     #[doc(hidden)]
     #[must_use]
     pub fn new(memory: DeviceMemory, copy: Arc<dyn DeviceCopy>) -> Self {
+        ANY_CREATED.store(true, Ordering::Relaxed);
         Self(Box::new(StagedDeviceMemory {
             memory,
             copy,
             staged: Vec::new(),
             receives: false,
         }))
+    }
+
+    /// Returns whether this process has created a buffer, so that entries of completion queues may
+    /// have one.
+    #[doc(hidden)]
+    #[must_use]
+    #[inline]
+    pub fn any_created() -> bool {
+        ANY_CREATED.load(Ordering::Relaxed)
     }
 
     /// Returns the memory of the device.
@@ -148,9 +163,8 @@ impl StagedDeviceMemory {
         self.staged.resize(len, 0);
         self.receives = !is_source;
         if is_source {
-            let copied = self
-                .copy
-                .copy_from_device(&self.memory, 0, &mut self.staged);
+            let (copy, memory, to) = (&self.copy, &self.memory, &mut self.staged);
+            let copied = catch_user_panic(|| Some(copy.copy_from_device(memory, 0, to)));
             let checked = check_copy("copy_from_device", copied, len);
             if checked.is_err() {
                 self.staged = Vec::new();
@@ -168,17 +182,18 @@ impl StagedDeviceMemory {
         if !std::mem::take(&mut self.receives) || received.is_empty() {
             return Ok(());
         }
-        let copied = self.copy.copy_to_device(&self.memory, 0, received);
+        let (copy, memory) = (&self.copy, &self.memory);
+        let copied = catch_user_panic(|| Some(copy.copy_to_device(memory, 0, received)));
         check_copy("copy_to_device", copied, received.len())
     }
 }
 
-/// Checks that all bytes were copied.
-fn check_copy(call: &'static str, copied: io::Result<usize>, len: usize) -> Result<()> {
+/// Checks that all bytes were copied. `copied` is `None` if the function has panicked.
+fn check_copy(call: &'static str, copied: Option<io::Result<usize>>, len: usize) -> Result<()> {
     match copied {
-        Ok(copied) if copied == len => Ok(()),
-        Ok(_) => Err(Error::os(call, EIO)),
-        Err(error) => Err(Error::os(call, error.raw_os_error().unwrap_or(EIO))),
+        Some(Ok(copied)) if copied == len => Ok(()),
+        Some(Ok(_)) | None => Err(Error::os(call, EIO)),
+        Some(Err(error)) => Err(Error::os(call, error.raw_os_error().unwrap_or(EIO))),
     }
 }
 
