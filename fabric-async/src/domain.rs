@@ -503,8 +503,8 @@ impl<M: ThreadModel> Domain<M> {
     /// Allocates a memory region under this key, as [`alloc`](Self::alloc).
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc); [`Error::Key`] when the key is in use, or the domain requires
-    /// [`MrMode::PROV_KEY`](crate::info::MrMode::PROV_KEY).
+    /// As [`alloc`](Self::alloc); [`Error::Key`] when the key is in use or `FI_KEY_NOTAVAIL`, or
+    /// the domain requires [`MrMode::PROV_KEY`](crate::info::MrMode::PROV_KEY).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -9,7 +9,7 @@ use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, AtomicType};
 use fabric_core::buf::{Payload, RegionBuf, restore_buffer};
 use fabric_core::completion::Failed;
 use fabric_core::flags::{Access, CounterBind, MrMode};
-use fabric_core::mr::{RegionMemory, check_range, encode_raw_key};
+use fabric_core::mr::{KEY_NOTAVAIL, RegionMemory, check_range, encode_raw_key};
 use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Error, Result};
 use fabric_reactor::{EngineTransport, Memfd, ReservedEvent, memfd_region};
@@ -282,7 +282,7 @@ impl RemoteRegion {
     /// The key of a region whose key has not been mapped yet, in a domain that requires
     /// [`MrMode::RAW`](crate::info::MrMode::RAW): peers [map](Domain::map_raw) the raw key.
     #[doc(alias = "FI_KEY_NOTAVAIL")]
-    pub const KEY_NOTAVAIL: u64 = u64::MAX;
+    pub const KEY_NOTAVAIL: u64 = KEY_NOTAVAIL;
 
     /// Creates a description from its parts, with base 0.
     #[must_use]

@@ -285,6 +285,9 @@ fn assert_aligned(at: usize, size: usize) {
     );
 }
 
+/// The key of a region that has none yet (`FI_KEY_NOTAVAIL`); no region has it.
+pub const KEY_NOTAVAIL: u64 = u64::MAX;
+
 /// The largest number of bytes copied under the lock at a time, so that an access does not block
 /// other accesses for long.
 const COPY_CHUNK: usize = 256 << 10;

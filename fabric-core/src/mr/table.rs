@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use super::raw_key::{MappedKeys, decode_raw_key};
-use super::{RefreshedPages, Region, RegionMemory, check_range};
+use super::{KEY_NOTAVAIL, RefreshedPages, Region, RegionMemory, check_range};
 use crate::error::{Error, Result};
 use crate::flags::{Access, MrMode};
 use crate::tree::Class;
@@ -97,6 +97,12 @@ impl RegionTable {
                     why: "was requested, but the provider selects the keys (FI_MR_PROV_KEY)",
                 });
             }
+            Some(key @ KEY_NOTAVAIL) => {
+                return Err(Error::Key {
+                    key,
+                    why: "stands for no key (FI_KEY_NOTAVAIL)",
+                });
+            }
             Some(key) if self.regions.contains_key(&key) => {
                 return Err(Error::Key {
                     key,
@@ -106,7 +112,7 @@ impl RegionTable {
             Some(key) => key,
             None => loop {
                 let key = self.key_generator.next_key();
-                if !self.regions.contains_key(&key) {
+                if key != KEY_NOTAVAIL && !self.regions.contains_key(&key) {
                     break key;
                 }
             },
@@ -298,6 +304,8 @@ mod tests {
                 why: "is in use"
             }
         );
+        let no_key = table.insert(memory(), Access::READ, Some(KEY_NOTAVAIL));
+        assert!(matches!(no_key, Err(Error::Key { .. })), "{no_key:?}");
         assert!(table.insert(memory(), Access::empty(), None).is_err());
         for _ in 0..10 {
             assert_ne!(table.insert(memory(), Access::READ, None).unwrap(), 7);
