@@ -223,6 +223,12 @@ impl Engine {
         self.state.try_lock().map(|state| self.guard(state))
     }
 
+    /// Reads the state without applying updates, for models of who applies them.
+    #[cfg(all(test, loom))]
+    pub(crate) fn peek<T>(&self, read: impl FnOnce(&DomainState) -> T) -> T {
+        read(&self.state.lock().domain)
+    }
+
     /// Applies the updates from other threads before the caller uses the state.
     #[inline(always)] // on the small-message path
     fn guard<'a>(&'a self, state: DomainGuard<'a, EngineState>) -> EngineGuard<'a> {

@@ -9,7 +9,7 @@
 //! | `progress` | while a task waits, the driver is awake or every peer rings its doorbell |
 //! | `event_loop` | while an event loop blocks, it is woken for every arrival and completion |
 //! | `thread_lock` | at most one thread has the value of a lock; a refused thread touches nothing |
-//! | `pinned_domain` | the owner of a domain applies each update of another thread once |
+//! | `pinned_domain` | the driver of a domain applies the updates of other threads, and is woken for each |
 //! | `inline_recv` | each message completes the oldest receive, inline or in a pass, once |
 //! | `fast_path_order` | a send over the fast path overtakes no operation that waits in the domain |
 //!
