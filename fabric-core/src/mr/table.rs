@@ -1,6 +1,7 @@
 //! The memory regions of a domain: their keys, and what a program does before peers access them.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -90,30 +91,28 @@ impl RegionTable {
                 flags: "no right is granted; grant REMOTE_READ, REMOTE_WRITE or both".into(),
             });
         }
-        let key = match key {
-            Some(key) if self.mr_mode.contains(MrMode::PROV_KEY) => {
-                return Err(Error::Key {
-                    key,
-                    why: "was requested, but the provider selects the keys (FI_MR_PROV_KEY)",
-                });
+        let slot = match key {
+            Some(key) => {
+                let refused = |why| Err(Error::Key { key, why });
+                match self.regions.entry(key) {
+                    _ if self.mr_mode.contains(MrMode::PROV_KEY) => {
+                        return refused(
+                            "was requested, but the provider selects the keys (FI_MR_PROV_KEY)",
+                        );
+                    }
+                    _ if key == KEY_NOTAVAIL => {
+                        return refused("stands for no key (FI_KEY_NOTAVAIL)");
+                    }
+                    Entry::Occupied(_) => return refused("is in use"),
+                    Entry::Vacant(slot) => slot,
+                }
             }
-            Some(key @ KEY_NOTAVAIL) => {
-                return Err(Error::Key {
-                    key,
-                    why: "stands for no key (FI_KEY_NOTAVAIL)",
-                });
-            }
-            Some(key) if self.regions.contains_key(&key) => {
-                return Err(Error::Key {
-                    key,
-                    why: "is in use",
-                });
-            }
-            Some(key) => key,
             None => loop {
                 let key = self.key_generator.next_key();
-                if key != KEY_NOTAVAIL && !self.regions.contains_key(&key) {
-                    break key;
+                if let Entry::Vacant(slot) = self.regions.entry(key)
+                    && key != KEY_NOTAVAIL
+                {
+                    break slot;
                 }
             },
         };
@@ -141,7 +140,8 @@ impl RegionTable {
             granted: access,
             is_enabled: false,
         };
-        self.regions.insert(key, entry);
+        let key = *slot.key();
+        slot.insert(entry);
         Ok(key)
     }
 
