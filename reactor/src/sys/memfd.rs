@@ -119,7 +119,7 @@ fn page_len(memory: &OwnedFd) -> Result<usize> {
 /// # Errors
 /// [`Error::Invalid`] with the defect of the memory; [`Error::TooLong`]; errors of the operating
 /// system, such as `ENOSPC`.
-pub(crate) fn adopt(memory: &OwnedFd) -> Result<(usize, usize)> {
+pub(crate) fn prepare(memory: &OwnedFd) -> Result<(usize, usize)> {
     let invalid = |why: &'static str| Error::Invalid {
         what: "memory",
         why: why.into(),
@@ -131,23 +131,20 @@ pub(crate) fn adopt(memory: &OwnedFd) -> Result<(usize, usize)> {
             "it is sealed against writing; clone the Memfd that has registered it",
         ));
     }
-    let status = rustix::fs::fstat(memory).map_err(os_error("fstat"))?;
-    let len = usize::try_from(status.st_size).unwrap_or(0);
-    if len == 0 {
-        return Err(invalid("it is empty; set its length before"));
-    }
-    if len > MAX_LEN {
-        return Err(Error::TooLong {
-            what: "memory",
-            len,
-            limit: MAX_LEN,
-        });
-    }
-    let (page_len, file_system) = (page_len(memory)?, file_system(memory)?);
-    let allocated = usize::try_from(status.st_blocks).unwrap_or(0) * BLOCK_LEN;
-    if file_system == FileSystem::Tmpfs && allocated < len {
-        check_available(len - allocated)?;
-    }
+    let checked_status = || {
+        let status = rustix::fs::fstat(memory).map_err(os_error("fstat"))?;
+        match usize::try_from(status.st_size).unwrap_or(0) {
+            0 => Err(invalid("it is empty; set its length before")),
+            len if len > MAX_LEN => Err(Error::TooLong {
+                what: "memory",
+                len,
+                limit: MAX_LEN,
+            }),
+            len => Ok((len, usize::try_from(status.st_blocks).unwrap_or(0))),
+        }
+    };
+    // Memory that is refused for its length is not sealed.
+    checked_status()?;
     if !seals.contains(SIZE_SEALS) {
         rustix::fs::fcntl_add_seals(memory, SIZE_SEALS).map_err(|_| {
             invalid(
@@ -155,13 +152,20 @@ pub(crate) fn adopt(memory: &OwnedFd) -> Result<(usize, usize)> {
             )
         })?;
     }
+    // The length is final since the seals.
+    let (len, blocks) = checked_status()?;
+    let (page_len, file_system) = (page_len(memory)?, file_system(memory)?);
+    let allocated = blocks.saturating_mul(BLOCK_LEN);
+    if file_system == FileSystem::Tmpfs && allocated < len {
+        check_available(len - allocated)?;
+    }
     allocate(memory, len)?;
     Ok((len, page_len))
 }
 
-/// Prevents further seals of memory from [`adopt`], and, unless it is `writable` for peers,
+/// Prevents further seals of memory from [`prepare`], and, unless it is `writable` for peers,
 /// mappings for writing. Returns whether peers may map the memory, and only with that right.
-pub(crate) fn seal_adopted(memory: &OwnedFd, writable: bool) -> bool {
+pub(crate) fn seal_for_peers(memory: &OwnedFd, writable: bool) -> bool {
     let added = match writable {
         true => SealFlags::SEAL,
         false => SealFlags::FUTURE_WRITE | SealFlags::SEAL,

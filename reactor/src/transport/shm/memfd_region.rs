@@ -79,7 +79,7 @@ impl Memfd {
     /// [`Error::TooLong`]; [`Error::Os`] without memory. An error closes the descriptor.
     pub fn new(memory: impl Into<OwnedFd>) -> Result<Self> {
         let fd = memory.into();
-        let (len, page_len) = memfd::adopt(&fd)?;
+        let (len, page_len) = memfd::prepare(&fd)?;
         let owner = MemoryOwner::ThisProcess;
         let mapping = SharedMapping::map_body(&fd, (len, page_len), None, true, owner)?;
         Ok(Self {
@@ -132,7 +132,7 @@ pub fn memfd_region(memory: &Memfd, access: Access) -> Result<Arc<dyn RegionMemo
     let head = SharedMemory::create(0, Access::REMOTE_READ)?;
     let is_writable = access.contains(Access::REMOTE_WRITE);
     Ok(Arc::new(MemfdRegion {
-        is_mappable: memfd::seal_adopted(&memory.inner.fd, is_writable),
+        is_mappable: memfd::seal_for_peers(&memory.inner.fd, is_writable),
         memory: memory.inner.clone(),
         head,
     }))
