@@ -49,7 +49,8 @@ enum SendState {
 
 impl<B: IoBuf> SendQueue<B> {
     pub(super) fn new(ep: ConnectedEndpoint, limits: SendLimits) -> Self {
-        let sends = limits.sends.min(ep.info().tx.size).max(1);
+        // A credit is left for the message that ends the stream.
+        let sends = limits.sends.min(ep.info().tx.size.saturating_sub(1)).max(1);
         Self {
             ep,
             in_flight: VecDeque::new(),
