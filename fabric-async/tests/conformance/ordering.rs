@@ -9,7 +9,7 @@ use crate::payload::{message_number, numbered_message, pattern, wait_until_stabl
 use crate::setup::Setup;
 
 pub(crate) async fn messages_of_each_of_three_senders_stay_in_order(setup: Setup) {
-    const EACH: u64 = 5000;
+    const EACH: u64 = 2000;
     let r = setup.open_endpoint().await;
     let mut senders = Vec::new();
     for _ in 0..3 {
