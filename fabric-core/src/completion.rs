@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::address::FiAddr;
 use crate::atomic::{AtomicType, bits_at};
-use crate::buf::{AnyBuf, FlatBuf, IoBuf, LoanedBuf, PooledBuf, unstage_any};
+use crate::buf::{AnyBuf, FlatBuf, IoBuf, LoanedBuf, PooledBuf};
 use crate::error::{Error, Result};
 use crate::flags::OpFlags;
 use crate::matching::{Envelope, PeerKey};
@@ -428,7 +428,9 @@ impl Completion {
     /// the copy fails, so has the operation.
     #[doc(hidden)]
     pub fn unstage(&mut self) {
-        if let Err(error) = unstage_any(&mut self.buf, self.transfer.len) {
+        if let AnyBuf::Device(buf) = &mut self.buf
+            && let Err(error) = buf.unstage(self.transfer.len)
+        {
             self.error.get_or_insert_with(|| Box::new(error));
         }
     }

@@ -14,7 +14,10 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
-use super::{CopySource, Gather, InlineBuf, IoBuf, Loan, LoanedBuf, Payload, PooledBuf, Scatter};
+use super::{
+    CopySource, DeviceBuffer, Gather, InlineBuf, IoBuf, Loan, LoanedBuf, Payload, PooledBuf,
+    Scatter,
+};
 use crate::error::Result;
 use crate::mr::{LocalRegistration, LocalUse};
 
@@ -75,6 +78,8 @@ pub enum AnyBuf {
     Gather(Gather),
     /// Several buffers, to receive one message into.
     Scatter(Scatter),
+    /// Memory of a device.
+    Device(DeviceBuffer),
     /// A buffer of the user's own type.
     Custom(Box<dyn CustomBuf>),
 }
@@ -98,6 +103,7 @@ impl AnyBuf {
             Self::Pooled(buf) => buf,
             Self::Loan(buf) => buf,
             Self::Loaned(buf) => buf.copied_bytes(),
+            Self::Device(buf) => buf.bytes(),
             Self::Custom(buf) => buf.bytes(),
         }
     }
@@ -139,6 +145,7 @@ impl AnyBuf {
             Self::Inline(buf) => buf.as_mut_slice(),
             Self::BytesMut(buf) => buf,
             Self::Pooled(buf) => buf.vec_mut(),
+            Self::Device(buf) => buf.bytes_mut(),
             Self::Custom(buf) => {
                 let len = buf.bytes().len();
                 buf.writable()
@@ -210,6 +217,7 @@ impl AnyBuf {
             Self::BytesMut(buf) => buf.capacity(),
             Self::Pooled(_) | Self::Loaned(_) => usize::MAX,
             Self::Scatter(parts) => parts.recv_capacity(),
+            Self::Device(buf) => buf.bytes().len(),
             Self::Custom(buf) => {
                 catch_user_panic(|| buf.writable()).map_or(0, |memory| memory.len())
             }
@@ -253,6 +261,7 @@ impl AnyBuf {
             Self::Boxed(buf) => source.copy_to_init(from, &mut buf[at..at + count]),
             Self::Inline(buf) => source.copy_to_init(from, &mut buf.as_mut_slice()[at..at + count]),
             Self::Scatter(parts) => parts.write_at(at, source, from, count),
+            Self::Device(buf) => source.copy_to_init(from, &mut buf.bytes_mut()[at..at + count]),
             Self::Custom(buf) => {
                 let memory = catch_user_panic(|| buf.writable());
                 if let Some(memory) = memory.and_then(|memory| memory.get_mut(at..at + count)) {
@@ -389,6 +398,7 @@ impl fmt::Debug for AnyBuf {
             Self::Loaned(_) => "LoanedBuf",
             Self::Gather(_) => "Gather",
             Self::Scatter(_) => "Scatter",
+            Self::Device(_) => "Device",
             Self::Custom(_) => "Custom",
         };
         write!(f, "{kind}({} bytes)", self.payload().len())

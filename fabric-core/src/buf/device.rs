@@ -1,13 +1,12 @@
 //! Buffers in the memory of a device, which only functions of the program can copy (`FI_HMEM`).
 
-use std::any::Any;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::any::catch_user_panic;
-use super::{AnyBuf, CustomBuf, IoBuf, IoBufMut, Payload, sealed};
+use super::{AnyBuf, IoBuf, IoBufMut, Payload, sealed};
 use crate::error::{Error, Result};
 
 /// `EIO`: the error of a copy that copies fewer bytes than it should, or fails without a number.
@@ -105,21 +104,29 @@ pub trait DeviceCopy: Send + Sync + 'static {
 /// message was received; its bytes are lost. Dropping the buffer frees no memory of the device.
 /// Buffers may overlap; operations that use the same bytes at the same time copy in any order.
 #[doc(alias = "FI_HMEM")]
-pub struct DeviceBuffer(Box<StagedDeviceMemory>);
+pub struct DeviceBuffer(Box<Inner>);
+
+struct Inner {
+    memory: DeviceMemory,
+    copy: Arc<dyn DeviceCopy>,
+    staged: Staged,
+}
+
+/// The bytes of the memory in this process, as many as the memory has.
+#[derive(Default)]
+enum Staged {
+    /// No operation is posted.
+    #[default]
+    None,
+    /// Copied from the device, for an operation that sends them.
+    ToSend(Vec<u8>),
+    /// To be copied to the device when the operation has received them.
+    ToReceive(Vec<u8>),
+}
 
 /// Set by the first buffer of the process. An entry that has a buffer is read after the store: the
 /// post and the completion are between them.
 static ANY_CREATED: AtomicBool = AtomicBool::new(false);
-
-/// Memory of a device, and its bytes while an operation needs them in this process.
-struct StagedDeviceMemory {
-    memory: DeviceMemory,
-    copy: Arc<dyn DeviceCopy>,
-    /// Of the length of the memory while an operation is posted, else empty.
-    staged: Vec<u8>,
-    /// Whether the posted operation receives into the memory.
-    receives: bool,
-}
 
 impl DeviceBuffer {
     /// Creates a buffer in memory that `copy` can copy.
@@ -127,11 +134,10 @@ impl DeviceBuffer {
     #[must_use]
     pub fn new(memory: DeviceMemory, copy: Arc<dyn DeviceCopy>) -> Self {
         ANY_CREATED.store(true, Ordering::Relaxed);
-        Self(Box::new(StagedDeviceMemory {
+        Self(Box::new(Inner {
             memory,
             copy,
-            staged: Vec::new(),
-            receives: false,
+            staged: Staged::None,
         }))
     }
 
@@ -149,42 +155,19 @@ impl DeviceBuffer {
     pub fn memory(&self) -> DeviceMemory {
         self.0.memory
     }
-}
 
-impl StagedDeviceMemory {
-    /// Allocates the staged bytes; those of an operation that sends are copied from the device.
-    fn stage(&mut self, is_source: bool) -> Result<()> {
-        let len = self.memory.len;
-        self.staged = Vec::new();
-        if self.staged.try_reserve_exact(len).is_err() {
-            let what = "copy of device memory";
-            return Err(Error::OutOfMemory { what, len });
+    pub(super) fn bytes(&self) -> &[u8] {
+        match &self.0.staged {
+            Staged::None => &[],
+            Staged::ToSend(bytes) | Staged::ToReceive(bytes) => bytes,
         }
-        self.staged.resize(len, 0);
-        self.receives = !is_source;
-        if is_source {
-            let (copy, memory, to) = (&self.copy, &self.memory, &mut self.staged);
-            let copied = catch_user_panic(|| Some(copy.copy_from_device(memory, 0, to)));
-            let checked = check_copy("copy_from_device", copied, len);
-            if checked.is_err() {
-                self.staged = Vec::new();
-            }
-            return checked;
-        }
-        Ok(())
     }
 
-    /// Frees the staged bytes; the first `len` of an operation that received are copied to the
-    /// device.
-    fn unstage(&mut self, len: usize) -> Result<()> {
-        let staged = std::mem::take(&mut self.staged);
-        let received = &staged[..len.min(staged.len())];
-        if !std::mem::take(&mut self.receives) || received.is_empty() {
-            return Ok(());
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        match &mut self.0.staged {
+            Staged::None => &mut [],
+            Staged::ToSend(bytes) | Staged::ToReceive(bytes) => bytes,
         }
-        let (copy, memory) = (&self.copy, &self.memory);
-        let copied = catch_user_panic(|| Some(copy.copy_to_device(memory, 0, received)));
-        check_copy("copy_to_device", copied, received.len())
     }
 }
 
@@ -197,79 +180,54 @@ fn check_copy(call: &'static str, copied: Option<io::Result<usize>>, len: usize)
     }
 }
 
-/// Returns whether a custom buffer is memory of a device.
-pub(crate) fn is_device_memory(buf: &dyn CustomBuf) -> bool {
-    let any: &dyn Any = buf;
-    any.is::<StagedDeviceMemory>()
-}
-
-/// Frees the staged bytes of a device's buffer after an operation of `len` bytes. Bytes that were
-/// received are copied to the device. Does nothing for another buffer.
-///
-/// # Errors
-/// As [`IoBuf::unstage`].
-pub(crate) fn unstage_any(buf: &mut AnyBuf, len: usize) -> Result<()> {
-    let AnyBuf::Custom(custom) = buf else {
-        return Ok(());
-    };
-    let any: &mut dyn Any = &mut **custom;
-    match any.downcast_mut::<StagedDeviceMemory>() {
-        Some(device) => device.unstage(len),
-        None => Ok(()),
-    }
-}
-
-// SAFETY: the bytes are on the heap, and neither moved nor resized while an operation is posted:
-// `stage` runs before the post, `unstage` after the end of the operation.
-#[allow(unsafe_code)]
-unsafe impl CustomBuf for StagedDeviceMemory {
-    fn bytes(&self) -> &[u8] {
-        &self.staged
-    }
-
-    fn writable(&mut self) -> Option<&mut [u8]> {
-        Some(&mut self.staged)
-    }
-
-    fn set_filled(&mut self, _: usize) {}
-}
-
 impl sealed::Sealed for DeviceBuffer {}
 
 impl IoBuf for DeviceBuffer {
     const IS_STAGED: bool = true;
 
     fn stage(&mut self, is_source: bool) -> Result<()> {
-        self.0.stage(is_source)
+        let Inner { memory, copy, .. } = &*self.0;
+        let (mut bytes, len) = (Vec::new(), memory.len);
+        if bytes.try_reserve_exact(len).is_err() {
+            let what = "copy of device memory";
+            return Err(Error::OutOfMemory { what, len });
+        }
+        bytes.resize(len, 0);
+        self.0.staged = if is_source {
+            let copied = catch_user_panic(|| Some(copy.copy_from_device(memory, 0, &mut bytes)));
+            check_copy("copy_from_device", copied, len)?;
+            Staged::ToSend(bytes)
+        } else {
+            Staged::ToReceive(bytes)
+        };
+        Ok(())
     }
 
     fn unstage(&mut self, len: usize) -> Result<()> {
-        self.0.unstage(len)
+        let Staged::ToReceive(bytes) = std::mem::take(&mut self.0.staged) else {
+            return Ok(());
+        };
+        let received = &bytes[..len.min(bytes.len())];
+        if received.is_empty() {
+            return Ok(());
+        }
+        let Inner { memory, copy, .. } = &*self.0;
+        let copied = catch_user_panic(|| Some(copy.copy_to_device(memory, 0, received)));
+        check_copy("copy_to_device", copied, received.len())
     }
 
     fn payload(&self) -> Payload<'_> {
-        Payload::Contiguous(&self.0.staged)
+        Payload::Contiguous(self.bytes())
     }
 
     fn into_any(self) -> AnyBuf {
-        AnyBuf::Custom(self.0)
+        AnyBuf::Device(self)
     }
 
     fn from_any(any: AnyBuf) -> Result<Self, AnyBuf> {
-        let AnyBuf::Custom(custom) = any else {
-            return Err(any);
-        };
-        let is_device = {
-            let any: &dyn Any = &*custom;
-            any.is::<StagedDeviceMemory>()
-        };
-        if !is_device {
-            return Err(AnyBuf::Custom(custom));
-        }
-        let any: Box<dyn Any> = custom;
-        match any.downcast() {
-            Ok(device) => Ok(Self(device)),
-            Err(_) => unreachable!("the type was checked"),
+        match any {
+            AnyBuf::Device(buf) => Ok(buf),
+            other => Err(other),
         }
     }
 }

@@ -17,8 +17,6 @@ mod vectored;
 pub(crate) use any::append;
 pub use any::{AnyBuf, CustomBuf};
 pub use array::InlineBuf;
-use device::is_device_memory;
-pub(crate) use device::unstage_any;
 pub use device::{DeviceBuffer, DeviceCopy, DeviceMemory, MemoryInterface};
 pub use loan::{Loan, LoanMemory};
 pub use loaned::{LoanedBuf, PeerMemory};
@@ -224,8 +222,7 @@ impl IoBuf for Box<dyn CustomBuf> {
     }
     fn from_any(any: AnyBuf) -> Result<Self, AnyBuf> {
         match any {
-            // Memory of a device is only a `DeviceBuffer`.
-            AnyBuf::Custom(buf) if !is_device_memory(&*buf) => Ok(buf),
+            AnyBuf::Custom(buf) => Ok(buf),
             other => Err(other),
         }
     }
