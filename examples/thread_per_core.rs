@@ -1,5 +1,5 @@
-//! One domain for each core: each thread opens a domain of model `Pinned`, which locks nothing, and
-//! passes messages to the next thread.
+//! One domain for each core: each thread opens a domain of model `Pinned`, whose messages take no
+//! lock, and passes messages to the next thread.
 //!
 //!     cargo run --release --example thread_per_core
 //!

@@ -97,6 +97,10 @@ impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
         Self { config, ..self }
     }
 
+    pub(crate) fn driver(self, driver: DriverKind) -> Self {
+        Self { driver, ..self }
+    }
+
     /// Sets the wait policy; [`WaitPolicy::Adaptive`] by default.
     pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
         self.config.wait_policy = policy;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fabric_core::buf::DeviceCopy;
 use fabric_core::info::Info;
-use fabric_core::transport::{DomainConfig, OpKey};
+use fabric_core::transport::{DomainConfig, OpKey, ThreadMode};
 use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Address, Error, Result, Scheme};
 use fabric_reactor::{self as reactor, DomainEq, EqState};
@@ -127,11 +127,15 @@ impl DomainInner {
         Ok(())
     }
 
-    /// Binds the event queue of the domain of this resource domain, if it is bound.
+    /// Binds the event queue of the domain of this resource domain, if it is bound. Only domains of
+    /// model `Shared` register memory asynchronously.
     pub(crate) fn inherit_eq(self: &Arc<Self>, from: &DomainInner) -> Result<()> {
         let (queue, registration) = match &*from.lock_eq() {
             None => return Ok(()),
-            Some(bound) => (bound.queue.clone(), bound.registration),
+            Some(bound) if self.setup.config.thread_mode == ThreadMode::Shared => {
+                (bound.queue.clone(), bound.registration)
+            }
+            Some(bound) => (bound.queue.clone(), RegistrationMode::Synchronous),
         };
         let guard = DependencyGuard::new(&queue.node, Class::ResourceDomain)?;
         self.bind_eq(&queue, registration, guard)?;

@@ -75,8 +75,8 @@ fn spawn(domain: &DomainHandle, mode: ThreadMode) -> Result<()> {
     let runtime = current_runtime()?;
     if mode == ThreadMode::Pinned && runtime.runtime_flavor() == RuntimeFlavor::MultiThread {
         return Err(Error::Runtime(
-            "a multi-thread runtime moves the driver of a domain of one thread to other threads; \
-             use a current-thread runtime, or open_local in a LocalSet",
+            "a multi-thread runtime would move the driver of a Pinned domain between threads; use \
+             a current-thread runtime, or, in a LocalSet, open_local or local_driver",
         ));
     }
     runtime.spawn(task(domain)?);

@@ -82,7 +82,7 @@
 //! | [`guide::overview`] | a summary: posting, dropping, memory limits, the death of a peer |
 //! | [`guide::progress`] | which thread moves the bytes, and when none does |
 //! | [`guide::wait_policy`] | spinning, parking, and what each costs |
-//! | [`guide::threads`] | thread models: domains without locks, one for each core |
+//! | [`guide::threads`] | thread models: messages without locks, one domain for each core |
 //! | [`guide::event_loops`] | waiting with epoll, without Tokio |
 //! | [`guide::batching`] | batches, selective completion |
 //! | [`guide::cancellation`] | what happens when a future is dropped |

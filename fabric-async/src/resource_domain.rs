@@ -1,7 +1,7 @@
 //! Resource domains: parts of a domain that two threads can use at the same time.
 //!
-//! A domain has one lock, one driver, and for `tcp` one io_uring instance: threads that use its
-//! objects wait for each other. A *resource domain* is a part of a domain with its own lock, its
+//! A domain has one lock, one driver and, for `tcp`, one io_uring instance. Threads that use one
+//! domain wait for its lock. A *resource domain* is a part of a domain with its own lock, its
 //! own driver or progress thread, and, over `tcp`, its own io_uring instance. Endpoints, completion
 //! queues, counters and shared receive contexts are opened in it, by the same calls as in a domain.
 //! A program written for `FI_THREAD_COMPLETION` opens one for each of its threads. It corresponds
@@ -23,18 +23,22 @@
 //! Binding another object fails with [`Error::WrongParent`]; an auto-insert vector of the parent
 //! domain is refused by `enable`, with [`Error::Invalid`]. Other loans are copied. A handle of an
 //! address vector's peer ([`FiAddr`](crate::FiAddr)) is valid for all endpoints that bind the
-//! vector. A resource domain is bound to the event queue of its parent domain, unless it is bound
-//! to another one. The limits `ep_cnt`, `cq_cnt`, `cntr_cnt` and `mr_cnt` apply to the parent
-//! domain and all its resource domains together. A resource domain cannot contain another one.
+//! vector. A resource domain is bound to the event queue that its parent domain has when the
+//! resource domain is opened, and cannot be bound to another one. Resource domains of model
+//! [`Shared`] register memory as the parent domain does, others synchronously. The limits `ep_cnt`,
+//! `cq_cnt`, `cntr_cnt` and `mr_cnt` apply to the parent domain and all its resource domains
+//! together. A resource domain cannot contain another one.
 //!
 //! A resource domain may have another [thread model](crate::guide::threads), [`MessageModel`] and
 //! wait policy than the parent domain. The progress mode is that of the parent domain.
 //!
-//! The thread that opens a resource domain of model [`Pinned`] owns the resource domain. Clone the
-//! `Shared` handles of the parent domain and of the address vectors, and move the clones to that
-//! thread. If another thread removes an address or closes a region, the owner sees that at its next
-//! call or poll. A counter that is bound to a region counts accesses through endpoints of the
-//! domain or resource domain in which the region was opened.
+//! A resource domain of model [`Pinned`] belongs to the thread that opens it. Move clones of the
+//! parent domain's `Shared` handles to that thread, and open the resource domain there. If another
+//! thread removes an address or closes a region, the resource domain sees that at its next pass, or
+//! at the owner's next call that is not a send or write to a connected peer. Calls on objects that
+//! a parent domain of model [`Serial`](crate::thread_model::Serial) owns, such as address vectors,
+//! are uses of the parent domain. A counter that is bound to a region counts accesses through
+//! endpoints of the domain or resource domain in which the region was opened.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -45,9 +49,9 @@
 //! let av = domain.address_vector()?;
 //!
 //! // A queue and an endpoint that this thread alone uses.
-//! let part = domain.resource_domain().thread_model::<Pinned>().open()?;
-//! let cq = part.completion_queue(64)?;
-//! let ep = part.endpoint(&info)?.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?;
+//! let own = domain.resource_domain().thread_model::<Pinned>().open()?;
+//! let cq = own.completion_queue(64)?;
+//! let ep = own.endpoint(&info)?.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?;
 //! let ep = ep.bind_av(&av)?.enable()?;
 //! let me = av.insert(ep.name())?;
 //! let (sent, got) = tokio::join!(ep.send(me, "hello"), ep.recv());
@@ -72,7 +76,9 @@ use crate::domain_inner::{DomainCore, DomainInner, DomainSetup};
 use crate::driver::DriverKind;
 use crate::thread_model::{self, Pinned, Shared, ThreadModel};
 
-/// A builder of a resource domain, with optional attributes. The defaults are those of the domain.
+/// A builder of a resource domain, with optional attributes. The defaults are those of the domain;
+/// if the domain has [`MessageModel::ForceLowLatency`], whose core is for the domain alone, the
+/// default is [`MessageModel::LowLatency`].
 #[must_use = "nothing is opened before `open`"]
 pub struct ResourceDomainBuilder<'a, M: ThreadModel = Shared> {
     domain: &'a Arc<DomainInner>,
@@ -84,10 +90,17 @@ pub struct ResourceDomainBuilder<'a, M: ThreadModel = Shared> {
 
 impl<'a, M: ThreadModel> ResourceDomainBuilder<'a, M> {
     pub(crate) fn new(domain: &'a Arc<DomainInner>) -> Self {
+        let mut setup = domain.setup().clone();
+        if setup.config.message_model == MessageModel::ForceLowLatency {
+            setup.config.message_model = MessageModel::LowLatency;
+        }
+        if setup.driver == DriverKind::LocalTask {
+            setup.driver = DriverKind::Task;
+        }
         Self {
             domain,
             info: domain.info.clone(),
-            setup: domain.setup().clone(),
+            setup,
             context: domain.context,
             model: PhantomData,
         }
@@ -137,8 +150,8 @@ impl<'a, M: ThreadModel> ResourceDomainBuilder<'a, M> {
     /// Opens the resource domain (`ibv_exp_create_res_domain`).
     ///
     /// The resource domain has a driver of its own: a task of the runtime of the calling thread, a
-    /// thread under automatic progress, or an event loop of the program. So the thread of the
-    /// parent domain may block, as in `join`, if no endpoint of the parent domain needs progress.
+    /// thread under automatic progress, or an event loop of the program. The thread of the parent
+    /// domain may block, as in `join`, while no endpoint of the parent domain needs progress.
     ///
     /// # Errors
     /// [`Error::Closed`] when the parent domain is closed; [`Error::Invalid`] when the parent is a

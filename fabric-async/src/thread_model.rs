@@ -17,10 +17,10 @@ mod sealed {
     }
 }
 
-/// What the application promises of the threads that use the objects of a domain (`enum
+/// The application's promise about the threads that use the objects of a domain (`enum
 /// fi_threading`): a type parameter of handles, requests and operations.
 ///
-/// | model | level of the info, of domains that are no resource domains | handles |
+/// | model | required [`Threading`] (not for resource domains) | handles |
 /// |---|---|---|
 /// | [`Shared`], the default | any | `Send` and `Sync` |
 /// | [`Serial`] | [`Threading::Domain`] | `Send` and `Sync` |
@@ -34,8 +34,8 @@ pub trait ThreadModel: sealed::Sealed + Clone + Unpin + 'static {}
 #[derive(Clone, Copy, Debug)]
 pub enum Shared {}
 
-/// One thread at a time uses the domain and its objects: the program orders the calls of its
-/// threads. Handles are `Send` and `Sync`, so that a task that uses the domain may move between
+/// The program serializes its calls: no two threads are inside calls on the domain and its objects
+/// at once. Handles are `Send` and `Sync`, so that a task that uses the domain may move between
 /// threads at `.await`.
 ///
 /// A call makes one atomic read-modify-write for exclusion, which also detects a second thread;
@@ -43,8 +43,9 @@ pub enum Shared {}
 /// two threads overlap:
 ///
 /// * A call that posts or configures fails with [`Error::ConcurrentUse`] and returns the buffer.
-/// * All other calls wait for the other thread: polls, reads of queues, counters and statistics,
-///   cancels, closes and drops. So no completion and no cancellation is lost.
+/// * All other calls wait for the other thread: polls, reads of queues, counters, address vectors
+///   and statistics, cancels, removals, closes and drops. So no completion and no cancellation is
+///   lost.
 /// * [`DomainStats::concurrent_uses`](crate::stats::DomainStats::concurrent_uses) counts these
 ///   calls, and an [event](crate::EventKind::ConcurrentUse) reports the first.
 ///
@@ -76,12 +77,12 @@ pub enum Serial {}
 /// One thread opens the domain and uses its objects. Handles, requests and operations are not
 /// `Send`, so that a use by another thread does not compile.
 ///
-/// Messages over `shm` are sent and received without a lock, and without an atomic
-/// read-modify-write for exclusion; look-ups of memory regions, and sockets with io_uring, have
-/// locks, which threads that use other handles of the parent domain hold for a short time. Such a
-/// domain has [`Threading::Domain`] and manual progress, and its driver is a task of the same
-/// thread. Open it with [`DomainBuilder::thread_model`](crate::DomainBuilder::thread_model), or
-/// with [`BindOptions::thread_model`](crate::BindOptions::thread_model).
+/// Messages over `shm` take no lock, and no atomic read-modify-write for exclusion. Look-ups of
+/// memory regions, and sockets with io_uring, take short locks, which threads that use other
+/// handles of the parent domain also take. Such a domain has [`Threading::Domain`] and manual
+/// progress, and its driver is a task of the same thread. Open it with
+/// [`DomainBuilder::thread_model`](crate::DomainBuilder::thread_model), or with
+/// [`BindOptions::thread_model`](crate::BindOptions::thread_model).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -97,6 +97,20 @@ fn multi_thread_runtimes_need_a_local_set() {
         received.await.unwrap()
     });
     assert_eq!(received, 100_000);
+    let refused = runtime.block_on(pinned().bind("shm://")).unwrap_err();
+    assert!(refused.to_string().contains("local_driver"), "{refused}");
+    LocalSet::new().block_on(&runtime, async {
+        let ep = pinned().local_driver().bind("shm://").await.unwrap();
+        let me = ep.add_peer(ep.name()).await.unwrap();
+        let (sent, got) = tokio::join!(ep.send(me, "hello"), ep.recv());
+        sent.unwrap();
+        assert_eq!(&got.unwrap()[..], b"hello");
+        // Outside of the `LocalSet` the driver of a resource domain is a task of the runtime.
+        let domain = ep.domain().clone();
+        let on_the_runtime = domain.resource_domain().open().unwrap_err();
+        assert!(on_the_runtime.to_string().contains("open_local"));
+        domain.resource_domain().open_local().unwrap();
+    });
 }
 
 #[test]

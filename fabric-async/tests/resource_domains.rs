@@ -297,6 +297,24 @@ async fn resource_domain_reports_to_the_queue_of_its_domain() {
     );
 }
 
+/// Only domains of model `Shared` register memory asynchronously.
+#[tokio::test]
+async fn resource_domains_register_as_their_model_does() {
+    let (_, domain) = open(Hints::new().provider("shm"));
+    let eq = domain.fabric().event_queue(16).unwrap();
+    domain.bind_eq_reg_mr(&eq).unwrap();
+    let shared = domain.resource_domain().open().unwrap();
+    let refused = shared.alloc(8, Access::REMOTE_READ).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("FI_REG_MR"), "{refused}");
+    shared.alloc_async(8, Access::REMOTE_READ).await.unwrap();
+    let pinned = domain.resource_domain().thread_model::<Pinned>();
+    let region = pinned.open().unwrap().alloc(8, Access::REMOTE_READ);
+    region.unwrap();
+    let serial = domain.resource_domain().thread_model::<Serial>();
+    let region = serial.open().unwrap().alloc(8, Access::REMOTE_READ);
+    region.unwrap();
+}
+
 /// The thread of a resource domain makes progress while the program makes no calls.
 #[tokio::test]
 async fn resource_domain_has_its_own_progress_thread() {
@@ -402,10 +420,18 @@ async fn force_low_latency_reserves_a_core_or_is_refused() {
     let fabric = Fabric::open(&tcp).unwrap();
     let builder = fabric.domain_builder(&tcp).message_model(model);
     refused(builder.socket_io(SocketIo::Epoll).open(), "Epoll");
+    // The core is for one domain, so a resource domain of it reserves none unless it says so.
     let spins = force().open().unwrap();
     assert!(format!("{spins:?}").contains("wait: Spin"), "{spins:?}");
     drop(reserved);
     // The core of the refused domains is free again.
+    let forced = Fabric::open(&info).unwrap();
+    let forced = forced.domain_builder(&info).message_model(model);
+    let forced = forced.open().unwrap();
+    let parts: Vec<_> = (0..cores)
+        .map(|_| forced.resource_domain().open().unwrap())
+        .collect();
+    drop((parts, forced));
     let on_tcp = fabric
         .domain_builder(&tcp)
         .message_model(model)

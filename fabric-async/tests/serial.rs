@@ -220,21 +220,30 @@ fn poll_waits_for_the_other_user() {
 }
 
 #[test]
-fn dropped_and_canceled_operations_wait_for_the_other_user() {
+fn calls_that_cannot_be_refused_wait_for_the_other_user() {
     let mut posted = None;
     let domain = OccupiedDomain::with(|ep, _| {
         let receive = || ep.recv_into(Vec::with_capacity(64)).tag(2).start().unwrap();
+        let av = ep.address_vector();
         posted = Some((
             receive(),
             receive(),
             ep.domain().completion_queue(16).unwrap(),
+            (av.insert("shm://removed").unwrap(), av),
         ));
     });
-    let (dropped, canceled, queue) = posted.unwrap();
+    let (dropped, canceled, queue, (peer, av)) = posted.unwrap();
     let dropping = domain.start_waiting(move || drop(dropped));
     let canceling = domain.start_waiting(move || runtime().block_on(canceled.cancel()));
     let closing = domain.start_waiting(move || queue.close().is_ok());
+    let looking_up = domain.start_waiting({
+        let (av, me) = (av.clone(), domain.me);
+        move || av.lookup(me).unwrap()
+    });
+    let removing = domain.start_waiting(move || av.remove(peer).unwrap());
     let (ep, me, _, runtime) = domain.leave();
+    assert_eq!(&looking_up.join().unwrap(), ep.name());
+    assert_eq!(removing.join().unwrap(), "shm://removed".parse().unwrap());
     dropping.join().unwrap();
     assert!(matches!(
         canceling.join().unwrap(),

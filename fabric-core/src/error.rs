@@ -48,8 +48,8 @@ pub enum Error {
     /// The program broke its promise: it has to order the calls of its threads, for example by a
     /// lock around all uses of the domain, or open the domain with thread model `Shared`.
     #[error(
-        "another thread is in a call on this domain (FI_EBUSY, model Serial); use it from one \
-         thread at a time, or open it with model Shared"
+        "the domain is in another call (FI_EBUSY, model Serial); use it from one thread at a time, \
+         or open it with model Shared"
     )]
     ConcurrentUse,
     /// The object was closed, or its domain was closed. `FI_EOPBADSTATE`.

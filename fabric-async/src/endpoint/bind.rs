@@ -13,10 +13,11 @@ use crate::av::ToAddress;
 use crate::cq::CompletionQueue;
 use crate::discover::discover;
 use crate::domain::Domain;
+use crate::driver::DriverKind;
 use crate::eq::EventQueue;
 use crate::fabric::Fabric;
 use crate::resolve;
-use crate::thread_model::{self, Shared, ThreadModel};
+use crate::thread_model::{self, Pinned, Shared, ThreadModel};
 
 /// Capacity of the completion queue, in entries.
 const DEFAULT_CQ_CAPACITY: usize = 1024;
@@ -47,6 +48,7 @@ pub struct BindOptions<M: ThreadModel = Shared> {
     pub(crate) context: u64,
     /// The longest message of a connected endpoint; `None` for the limit of the provider.
     max_msg_size: Option<usize>,
+    driver: DriverKind,
     model: PhantomData<M>,
 }
 
@@ -103,6 +105,7 @@ impl Endpoint {
             protocol: None,
             context: 0,
             max_msg_size: None,
+            driver: DriverKind::Task,
             model: PhantomData,
         }
     }
@@ -263,6 +266,7 @@ impl<M: ThreadModel> BindOptions<M> {
             protocol: self.protocol,
             context: self.context,
             max_msg_size: self.max_msg_size,
+            driver: self.driver,
             model: PhantomData,
         }
     }
@@ -349,7 +353,19 @@ impl<M: ThreadModel> BindOptions<M> {
             .domain_builder(info)
             .thread_model()
             .config(self.config.clone())
+            .driver(self.driver)
             .open()
+    }
+}
+
+impl BindOptions<Pinned> {
+    /// Makes the driver of the domain a task of the [`LocalSet`](tokio::task::LocalSet) or
+    /// [`LocalRuntime`](tokio::runtime::LocalRuntime) in which the endpoint is opened, as
+    /// [`DomainBuilder::open_local`](crate::DomainBuilder::open_local): for a `LocalSet` on a
+    /// thread of a multi-thread runtime. Opening panics outside of both.
+    pub fn local_driver(mut self) -> Self {
+        self.driver = DriverKind::LocalTask;
+        self
     }
 }
 

@@ -117,7 +117,8 @@
 //! * Every threading hint is accepted. A domain locks as for `FI_THREAD_SAFE`, unless it is opened
 //!   from an info with `FI_THREAD_DOMAIN` and the thread model
 //!   [`Serial`](crate::thread_model::Serial), which notices a second thread, or
-//!   [`Pinned`](crate::thread_model::Pinned), which has no locks: see [`threads`](super::threads).
+//!   [`Pinned`](crate::thread_model::Pinned), whose messages take no lock: see
+//!   [`threads`](super::threads).
 //! * [`ResourceMgmt::Disabled`] is accepted and served as enabled; the info says enabled.
 //! * Automatic control progress is granted with automatic data progress only
 //!   ([`progress`](super::progress)).

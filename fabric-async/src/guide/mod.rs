@@ -9,7 +9,7 @@
 //! | [`overview`] | a summary: posting, dropping, memory limits, the death of a peer |
 //! | [`progress`] | which thread moves the bytes, and when none does |
 //! | [`wait_policy`] | spinning, parking, and what each costs |
-//! | [`threads`] | thread models: domains without locks, one for each core; resource domains |
+//! | [`threads`] | thread models: messages without locks, one domain for each core; resource domains |
 //! | [`event_loops`] | waiting with epoll, without Tokio; several objects at once |
 //! | [`batching`] | batches, selective completion |
 //! | [`cancellation`] | what happens when a future is dropped |

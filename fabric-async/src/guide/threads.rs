@@ -6,19 +6,18 @@
 //! | | [`Shared`], the default | [`Serial`] | [`Pinned`] |
 //! |---|---|---|---|
 //! | handles, requests, operations | `Send` and `Sync` | `Send` and `Sync`: one thread at a time may use the domain | neither: one thread may use them |
-//! | exclusion | a mutex for the domain, a spin lock for each connection over `shm` | a flag for the domain | each call compares the thread, and a flag that is not atomic detects calls from within calls |
-//! | a second thread at the same time | waits | is noticed: its call fails or waits | does not compile |
+//! | exclusion | a mutex for the domain, a spin lock for each connection over `shm` | a flag for the domain | each call compares the thread id and tests a re-entry flag, without atomic read-modify-writes |
+//! | a second thread at the same time | waits | posts fail with [`Error::ConcurrentUse`], other calls wait | does not compile |
 //! | atomic read-modify-writes per message over `shm`: awaited; in a batch | 4.3; 0.3 | 3.3; 0.1 | 1.3; 0.0 |
 //! | half round trip of 8 bytes over `shm`, [`Shared`] = 1 (less is better) | 1 | 1.0 | 1.03 |
 //! | messages per second, [`Shared`] = 1 (more is better): awaited; in batches | 1 | 1.0; 1.0 | 1.04; 1.0 |
-//! | [`Threading`] of the info, except for resource domains | any | [`Threading::Domain`] | [`Threading::Domain`] |
+//! | required [`Threading`] (resource domains: any) | any | [`Threading::Domain`] | [`Threading::Domain`] |
 //! | progress | manual or automatic | manual or automatic | manual |
 //! | driver | a task, a thread, or an event loop | a task, a thread, or an event loop | a task on the same thread, or an event loop |
 //! | asynchronous registration | yes | no | no, because it opens regions on other threads |
 //!
-//! [`Threading`] hints for `FI_THREAD_FID`, `FI_THREAD_ENDPOINT`, `FI_THREAD_COMPLETION` and
-//! `FI_THREAD_DOMAIN` are granted; without [`Serial`] and [`Pinned`] the domain locks as for
-//! `FI_THREAD_SAFE`.
+//! Hints for `FI_THREAD_FID`, `FI_THREAD_ENDPOINT`, `FI_THREAD_COMPLETION` and `FI_THREAD_DOMAIN`
+//! are granted. A [`Shared`] domain locks as for `FI_THREAD_SAFE` under each.
 //!
 //! # When to take which
 //!
@@ -27,8 +26,8 @@
 //! runtime, such as a server that shards its clients by core. The compiler then keeps the objects
 //! of a core on its thread, and no thread makes another one wait for a lock. Messages
 //! do not get faster: an uncontended lock costs little compared with moving cache lines. Take
-//! [`Serial`] if only one task uses the domain, or a lock of your own orders the calls, and you
-//! want overlapping calls reported. The model is a type parameter of all handles. Moving a
+//! [`Serial`] to have overlapping calls reported, if one task uses the domain or a lock of your own
+//! orders the calls. The model is a type parameter of all handles. Moving a
 //! [`Pinned`] handle to another thread does not compile:
 //!
 //! ```compile_fail,E0277
@@ -85,11 +84,10 @@
 //!
 //! # Resource domains
 //!
-//! A [resource domain](crate::resource_domain) is a part of a domain with a lock, a driver and,
-//! over `tcp`, an io_uring instance of its own. If threads share the address vectors, memory
-//! regions, limits and event queue of a domain, but each has endpoints and queues of its own
-//! (`FI_THREAD_COMPLETION`), give each thread a resource domain. Each resource domain has a thread
-//! model of its own.
+//! A [resource domain](crate::resource_domain) is a part of a domain with a lock, a driver, a
+//! thread model and, over `tcp`, an io_uring instance of its own. Threads can share the address
+//! vectors, memory regions, limits and event queue of a domain, and have endpoints and queues of
+//! their own (`FI_THREAD_COMPLETION`). Then give each thread a resource domain.
 //!
 //! ```
 //! use fabric_async::thread_model::Pinned;
@@ -103,9 +101,9 @@
 //!     region: RemoteRegion,
 //!     number: u8,
 //! ) -> Result<()> {
-//!     let of_this_thread = domain.resource_domain().thread_model::<Pinned>().open()?;
-//!     let cq = of_this_thread.completion_queue(16)?;
-//!     let ep = of_this_thread.endpoint(&info)?.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?;
+//!     let resource_domain = domain.resource_domain().thread_model::<Pinned>().open()?;
+//!     let cq = resource_domain.completion_queue(16)?;
+//!     let ep = resource_domain.endpoint(&info)?.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?;
 //!     let ep = ep.bind_av(&av)?.enable()?;
 //!     let me = av.insert(ep.name())?;
 //!     let begin = u64::from(number) * 8;
@@ -135,12 +133,13 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The main thread may block in `join`: each resource domain has a driver on its own thread.
+//! The main thread may block in `join`: the driver of a resource domain runs on the thread that
+//! opened the resource domain.
 //!
-//! Compared with one domain, two threads with a resource domain each move 1.4 to 1.8 times as many
-//! messages of 8 bytes over `shm`, in batches, each to its own endpoint. Over `tcp` they move 10
-//! times as many: in one domain each thread also handles the other's sockets. The example
-//! `resource_domains` measures this.
+//! The example `resource_domains` has two threads that send batches of 8-byte messages, each on its
+//! own endpoint. With a resource domain for each thread they move 1.4 to 1.8 times as many messages
+//! over `shm` as in one domain. Over `tcp` they move 10 times as many: in one domain each thread
+//! also handles the sockets of the other.
 //!
 //! Resource domains also help within one thread: a poll makes
 //! [passes](super::progress#polls-make-progress) only in its own resource domain, so a pass handles
@@ -168,10 +167,9 @@
 //! [pass](super::progress#polls-make-progress) polls. The
 //! table of the type has the differences. `Default` suits most programs. Take `LowLatency` where
 //! single messages matter and cores are free, and `ForceLowLatency` for a few domains that may each
-//! occupy a core: opening fails if this process has reserved all its cores. `Default` also shares
-//! system calls among messages, and was faster than `HighBandwidth` or equal here: try
-//! `HighBandwidth` only if system calls of messages that are posted one by one over `tcp` or `udp`
-//! dominate.
+//! occupy a core: opening fails if this process has reserved all its cores. `Default` was as fast
+//! as `HighBandwidth` or faster in the measurements below. Try `HighBandwidth` if a program posts
+//! messages one by one over `tcp` or `udp`, and system calls dominate.
 //!
 //! | messages of 8 bytes per second, `LowLatency` = 1 | `Default` | `HighBandwidth` |
 //! |---|---|---|
@@ -181,11 +179,10 @@
 //! | `tcp`, posted one by one | 1.6 | 1.5 |
 //!
 //! (Medians of three runs of `fabric-bench rate --size 8 --api batch|cq --msg-model MODEL`, policy
-//! adaptive, two processes on two cores.) `.await` sends at once in each
-//! model, together with what was posted before. So round trips take about as long in each model,
-//! even while another endpoint of the domain streams: with `LowLatency` 1.0 times as long as with
-//! `HighBandwidth` over `shm`, and 0.97 times over `tcp` (`fabric-bench lat --size 8 --streams 1
-//! --msg-model MODEL`).
+//! adaptive, two processes on two cores.) An awaited message leaves at once in each model, with
+//! what was posted before it. So round trips hardly differ. While another endpoint of the domain
+//! streams, the time with `LowLatency` divided by the time with `HighBandwidth` was 1.0 over `shm`
+//! and 0.97 over `tcp` (`fabric-bench lat --size 8 --streams 1 --msg-model MODEL`).
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -213,19 +210,19 @@
 //!
 //! # The users of a `Serial` domain
 //!
-//! A task that uses the domain may move between threads, and threads may take turns under a lock of
-//! the program. Only calls that overlap in time break the promise. If a call finds another thread
-//! inside a call on the domain:
+//! A program that opens a `Serial` domain promises that no two threads are inside calls on it at
+//! once. A task that uses the domain may move between threads, and threads may take turns under a
+//! lock of the program. If a call finds another thread inside a call on the domain:
 //!
 //! * A call that posts or configures fails with [`Error::ConcurrentUse`] (`FI_EBUSY`). It has had
 //!   no effect, and returns the buffer.
 //! * Any other call waits until the other thread has left: polls of posted operations, reads of
-//!   queues, counters and statistics, cancels, closes, drops, and bindings of event queues. So no
-//!   completion and no cancellation is lost.
+//!   queues, counters, address vectors and statistics, cancels, removals, closes, drops, and
+//!   bindings of event queues. So no completion and no cancellation is lost.
 //!
 //! The other thread's call is not disturbed. [`DomainStats::concurrent_uses`] counts the calls that
-//! were refused or had to wait, and [`EventKind::ConcurrentUse`] reports the first when the domain
-//! makes progress next.
+//! were refused or had to wait, and [`EventKind::ConcurrentUse`] reports the first at the domain's
+//! next pass.
 //!
 //! ```
 //! use fabric_async::thread_model::Serial;
@@ -251,15 +248,16 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The driver, the event loop that calls `prepare_wait`, and the reader of an [`EventQueue`] never
-//! cause [`Error::ConcurrentUse`]: calls wait for the end of their passes. A passive endpoint has a
-//! domain of its own, of model [`Shared`].
+//! The driver, `prepare_wait` and readers of an [`EventQueue`] never cause
+//! [`Error::ConcurrentUse`]: a call that meets one of their passes waits until it ends. A passive
+//! endpoint has a domain of its own, of model [`Shared`].
 //!
 //! # The thread of a `Pinned` domain
 //!
 //! The thread that opens the domain owns it. Opening a domain or resource domain needs a
-//! current-thread runtime; in a [`LocalSet`] of a multi-thread runtime, use [`open_local`]. Without
-//! a runtime, open the domain for an [event loop](super::event_loops) of the same thread
+//! current-thread runtime; in a [`LocalSet`] of a multi-thread runtime, use [`open_local`], or
+//! [`local_driver`] for an endpoint that one call opens. Without a runtime, open the domain for an
+//! [event loop](super::event_loops) of the same thread
 //! ([`driven_by_event_loop`](crate::DomainBuilder::driven_by_event_loop)).
 //!
 //! * Buffers, loans, descriptors ([`WaitFd`]) and events are values: they move freely.
@@ -268,12 +266,12 @@
 //! * Wakers are called from any thread. Use a channel to hand results to a task of another thread.
 //! * A passive endpoint has a domain of its own, of model [`Shared`]. A `Pinned` domain accepts the
 //!   connection requests of the passive endpoint with [`EndpointBuilder::accept`].
-//! * Do not move the runtime to another thread: the driver ends when it runs or is dropped there,
-//!   tasks that wait at that moment are woken when another task begins to wait, not before, and
-//!   from then on each waiting task uses a whole core.
+//! * Do not move the runtime to another thread. The driver ends when it is polled or dropped there.
+//!   Tasks that wait then sleep until another task begins to wait; afterwards each waiting task
+//!   spins.
 //! * Do not call the domain from a waker or a method of a [`CustomBuf`](crate::buf::CustomBuf):
-//!   with `Pinned` the call panics, with [`Shared`] it blocks for ever, with [`Serial`] it fails or
-//!   panics.
+//!   with `Pinned` the call panics, with [`Shared`] it blocks for ever; with [`Serial`] posts fail
+//!   with [`Error::ConcurrentUse`], and other calls panic.
 //!
 //! [`Shared`]: crate::thread_model::Shared
 //! [`Serial`]: crate::thread_model::Serial
@@ -285,6 +283,7 @@
 //! [`Threading::Domain`]: crate::info::Threading::Domain
 //! [`LocalSet`]: tokio::task::LocalSet
 //! [`open_local`]: crate::DomainBuilder::open_local
+//! [`local_driver`]: crate::BindOptions::local_driver
 //! [`WaitFd`]: crate::WaitFd
 //! [`EventQueue`]: crate::EventQueue
 //! [`EndpointBuilder::accept`]: crate::EndpointBuilder::accept

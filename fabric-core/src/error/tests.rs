@@ -434,7 +434,7 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
         ),
         (
             Error::ConcurrentUse,
-            vec!["another thread", "FI_EBUSY", "Serial"],
+            vec!["another call", "FI_EBUSY", "Serial"],
         ),
         (
             Error::Runtime("no Tokio runtime is running on this thread"),

@@ -161,18 +161,14 @@ impl DomainHandle {
         (inserted, ends)
     }
 
-    /// Removes an address (`fi_av_remove`).
+    /// Removes an address (`fi_av_remove`). Waits for another thread in the domain, as a close.
     ///
     /// # Errors
     /// [`Error::StaleAddress`](fabric_core::Error::StaleAddress).
     pub fn remove_address(&self, av: AvId, addr: FiAddr) -> (Result<Address>, CallEnd) {
-        match self.lock_or_refuse() {
-            Ok(mut state) => {
-                let removed = state.remove_address(av, addr);
-                (removed, state.finish_later())
-            }
-            Err(error) => (Err(error), CallEnd::default()),
-        }
+        let mut locked = self.engine().lock();
+        let removed = locked.remove_address(av, addr);
+        (removed, locked.finish_later())
     }
 
     /// Returns the address behind a handle (`fi_av_lookup`).
@@ -180,7 +176,7 @@ impl DomainHandle {
     /// # Errors
     /// [`Error::StaleAddress`](fabric_core::Error::StaleAddress).
     pub fn address_of(&self, av: AvId, addr: FiAddr) -> Result<Address> {
-        let locked = self.lock_or_refuse()?;
+        let locked = self.engine().lock();
         locked.domain.avs.get(av)?.table().get(addr).cloned()
     }
 

@@ -170,7 +170,7 @@ impl DomainHandle {
     /// # Errors
     /// Those of [`TransportEndpoint::tcp_info`]; [`Error::Closed`].
     pub fn tcp_info(&self, ep: EpId, peer: FiAddr) -> Result<Option<TcpInfo>> {
-        self.try_with_engine(|locked| {
+        self.with_engine(|locked| {
             locked
                 .with_transport(ep, |transport, ctx| transport.tcp_info(ctx, peer))
                 .flatten()
@@ -182,7 +182,7 @@ impl DomainHandle {
     /// # Errors
     /// Those of [`TransportEndpoint::shm_info`]; [`Error::Closed`].
     pub fn shm_info(&self, ep: EpId, peer: FiAddr) -> Result<Option<ShmInfo>> {
-        self.try_with_engine(|locked| {
+        self.with_engine(|locked| {
             locked
                 .with_transport(ep, |transport, ctx| transport.shm_info(ctx, peer))
                 .flatten()

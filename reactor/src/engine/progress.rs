@@ -10,10 +10,10 @@
 //! is the clone of a waker and the methods of a `CustomBuf`.
 //!
 //! Lock order: the domain first. A connection over shared memory has a lock of its own, taken alone
-//! or under the domain's, never before it. The lock of loans is taken last. Uncontended, a lock
-//! costs two atomic operations per call. The alternative is a leader/follower scheme with a
-//! try-lock and a "missed" flag, in which another step can lose wake-ups. It saves nothing, because
-//! the lock is held for a fraction of a microsecond.
+//! or under the domain's, never before it. The lock of loans is taken last. In mode `Shared` an
+//! uncontended lock costs two atomic operations per call. The alternative is a leader/follower
+//! scheme with a try-lock and a "missed" flag, in which another step can lose wake-ups. It saves
+//! nothing, because the lock is held for a fraction of a microsecond.
 //!
 //! A domain that one thread owns has the same locks without atomic operations (`sys/thread_lock`).
 //! Other threads wake its driver instead of locking the domain.
@@ -45,8 +45,7 @@
 //!
 //! A driver that finds the lock taken skips its step, with any thread model. No wake-up is lost,
 //! because it then stays awake: `DriverStep::Yield` makes another step, and only a step with the
-//! lock makes the driver sleep. So a call that leaves the domain need not look for a driver that it
-//! has kept out.
+//! lock makes the driver sleep. So unlocking does not check whether a driver was kept out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -213,7 +212,7 @@ impl Engine {
         self.state.lock_or_refuse().map(|state| self.guard(state))
     }
 
-    /// Locks the domain for what the program has not called.
+    /// Locks the domain for a pass that is no use by the application.
     pub(crate) fn lock_as_driver(&self) -> EngineGuard<'_> {
         self.guard(self.state.lock_as(Role::Driver))
     }
@@ -346,9 +345,13 @@ impl Engine {
             }
             // No pause in between: releasing and taking the lock is one, and a message that arrives
             // during a pause instruction is noticed that much later.
-            drop(locked);
             attempts += 1;
-            locked = self.lock();
+            if self.lock_mode.is_shared() {
+                drop(locked);
+                locked = self.lock();
+            } else if !locked.domain.deferred.is_empty() || self.updates.has_updates() {
+                locked.yield_lock();
+            }
         }
     }
 
@@ -454,6 +457,9 @@ impl<'a> EngineGuard<'a> {
     pub(crate) fn yield_lock(&mut self) {
         self.unlock_and_run_deferred();
         self.state = Some(self.engine.state.lock());
+        if self.engine.updates.has_updates() {
+            self.apply_updates();
+        }
     }
 
     #[cold]

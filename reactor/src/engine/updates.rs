@@ -1,5 +1,5 @@
-//! Updates of the other engines of a domain: the domain and each of its resource domains has an
-//! engine.
+//! Sends changes to the other engines of a domain. A domain and each of its resource domains has
+//! one engine.
 //!
 //! All engines of a domain look up memory regions in one table. Each engine has its own copy of an
 //! address vector, so that a post reads the vector under the lock of its engine alone.

@@ -1,4 +1,4 @@
-//! Locks that threads share or take in turn, or that one thread owns.
+//! The locks of a domain and of its connections, in the modes that [`LockMode`] lists.
 //!
 //! A [`ThreadLock`] in mode [`ThreadMode::Shared`] is a mutex around a value. In mode
 //! [`ThreadMode::Pinned`] the thread that creates the lock owns the value: locking compares the
@@ -121,7 +121,7 @@ pub(crate) struct ThreadLock<T, R> {
 // other; a value with an owner is accessed by one thread, and may be dropped by another.
 unsafe impl<T: Send, R: Sync> Sync for ThreadLock<T, R> {}
 
-/// The only access to the value of a [`ThreadLock`], until it is dropped.
+/// Gives access to the value of a [`ThreadLock`] until it is dropped. At most one exists.
 pub(crate) struct ThreadGuard<'a, T, R: RawLock> {
     lock: &'a ThreadLock<T, R>,
     /// The thread that locked unlocks.
@@ -247,7 +247,7 @@ impl<T, R: RawLock> ThreadLock<T, R> {
         }
     }
 
-    /// Marks the value as accessed, if this thread may and there is no guard. No other thread may
+    /// Sets `entered` if this thread may enter and no guard exists. No other thread can set it
     /// meanwhile.
     #[inline(always)] // on the small-message path
     fn try_mark_entered(&self) -> bool {
@@ -272,9 +272,12 @@ impl<T, R: RawLock> ThreadLock<T, R> {
     #[cold]
     fn refuse(&self) -> ! {
         if self.mode.admits_current_thread() {
-            panic!("a call on a domain from within another call on the domain");
+            panic!("a waker or a buffer's method called the domain that is calling it");
         }
-        panic!("a call on a domain of one thread, or on a connection, from another thread");
+        match self.mode {
+            LockMode::WithinFlag(_) => panic!("a connection is locked outside of its domain"),
+            _ => panic!("a call on a Pinned domain from a thread that does not own it"),
+        }
     }
 }
 
@@ -342,7 +345,7 @@ mod tests {
         let guard = lock.lock();
         assert!(lock.try_lock().is_none());
         let refused = panic_message(|| drop(lock.lock()));
-        assert!(refused.contains("within another call"), "{refused}");
+        assert!(refused.contains("that is calling it"), "{refused}");
         assert_eq!(*guard, 1, "the refused call changed nothing");
         drop(guard);
         let failed = catch_unwind(AssertUnwindSafe(|| {
@@ -361,7 +364,7 @@ mod tests {
                 assert!(!mode.admits_current_thread());
                 assert!(lock.try_lock().is_none());
                 let refused = panic_message(|| drop(lock.lock()));
-                assert!(refused.contains("another thread"), "{refused}");
+                assert!(refused.contains("does not own it"), "{refused}");
             });
         });
         assert!(lock.try_lock().is_some());
@@ -379,7 +382,7 @@ mod tests {
             });
         });
         let refused = panic_message(|| drop(lock.lock()));
-        assert!(refused.contains("within another call"), "{refused}");
+        assert!(refused.contains("that is calling it"), "{refused}");
         assert_eq!(*guard, 1, "the refused calls changed nothing");
         drop(guard);
         let failed = catch_unwind(AssertUnwindSafe(|| {
@@ -414,7 +417,7 @@ mod tests {
         let domain = DomainLock::new(mode, ());
         let connection = ConnectionLock::new(LockMode::within(&config), 0);
         let refused = panic_message(|| drop(connection.lock()));
-        assert!(refused.contains("from another thread"), "{refused}");
+        assert!(refused.contains("outside of its domain"), "{refused}");
         let in_domain = domain.lock();
         let guard = connection.lock();
         assert!(connection.try_lock().is_none());

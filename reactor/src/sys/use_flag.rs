@@ -5,9 +5,9 @@
 //! notices a second user, and left by a plain store. The driver is no user. It makes bounded
 //! passes, and users wait for their end.
 //!
-//! **Invariant.** The word has the id of a thread only between the compare-exchange by which that
-//! thread entered and the store by which the same thread leaves. So a thread that reads its own id
-//! is in the domain, and no other thread is.
+//! **Invariant.** The id of a thread is in the word from that thread's successful compare-exchange
+//! to its own store in `leave`. So a thread that reads its own id holds the flag, and no other
+//! thread does.
 
 use std::num::NonZeroU64;
 
