@@ -356,7 +356,7 @@ impl EventQueueInner {
         let sources = self.domains.lock().unwrap_or_else(PoisonError::into_inner);
         let (own, of_others): (Vec<_>, Vec<_>) = sources
             .iter()
-            .partition(|source| source.waker.admits_current_thread());
+            .partition(|source| source.waker.may_lock_here());
         for source in of_others {
             source.waker.wake();
         }

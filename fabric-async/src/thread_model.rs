@@ -141,14 +141,14 @@ pub(crate) fn check_info(mode: ThreadMode, info: &Info) -> Result<()> {
         return Ok(());
     }
     let domain = &info.domain;
-    let has_thread = [domain.control_progress, domain.data_progress].contains(&Progress::Auto);
+    let is_automatic = [domain.control_progress, domain.data_progress].contains(&Progress::Auto);
     let why = if domain.threading != Threading::Domain {
         format!(
             "{mode:?} needs Threading::Domain (FI_THREAD_DOMAIN), and the info has {:?}; use \
              Hints::threading",
             domain.threading
         )
-    } else if mode == ThreadMode::Pinned && has_thread {
+    } else if mode == ThreadMode::Pinned && is_automatic {
         "Pinned needs manual control and data progress: automatic progress uses a second thread"
             .into()
     } else {

@@ -52,12 +52,12 @@ pub(crate) struct Setup {
 /// Which threads use a domain: its thread model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Threads {
-    /// All threads (`Shared`).
-    Any,
-    /// The thread that opens it (`Pinned`).
-    Opening,
-    /// One thread at a time (`Serial`).
-    OneAtATime,
+    /// All threads.
+    Shared,
+    /// The thread that opens it.
+    Pinned,
+    /// One thread at a time.
+    Serial,
 }
 
 /// Runs a scenario.
@@ -110,7 +110,7 @@ impl Setup {
             socket_io: SocketIo::default(),
             zero_copy: false,
             provider_chain: None,
-            threads: Threads::Any,
+            threads: Threads::Shared,
             worker_threads: None,
             control_progress: None,
             mr_mode: MrMode::empty(),
@@ -224,7 +224,7 @@ impl Setup {
     /// Opens domains that one thread owns.
     pub(crate) fn pinned(self) -> Self {
         Self {
-            threads: Threads::Opening,
+            threads: Threads::Pinned,
             ..self
         }
     }
@@ -232,7 +232,7 @@ impl Setup {
     /// Opens domains that one thread at a time uses.
     pub(crate) fn serial(self) -> Self {
         Self {
-            threads: Threads::OneAtATime,
+            threads: Threads::Serial,
             ..self
         }
     }
@@ -258,7 +258,7 @@ impl Setup {
         let mut hints = Hints::new()
             .provider(self.provider_chain.unwrap_or(self.provider))
             .progress(self.progress);
-        if self.threads != Threads::Any {
+        if self.threads != Threads::Shared {
             hints = hints.threading(Threading::Domain);
         }
         if !self.mr_mode.is_empty() {
@@ -323,7 +323,7 @@ impl Setup {
             && (!needs.chosen_mr_mode || self.can_choose_mr_mode())
             && (!needs.auto_progress || self.progress == Progress::Auto)
             && (!needs.event_loop || self.can_block_in_event_loop())
-            && !(needs.other_threads && self.threads != Threads::Any)
+            && !(needs.other_threads && self.threads != Threads::Shared)
             && (!(needs.shared_memory || needs.single_copy || needs.loans) || self.shares_memory()))
     }
 
@@ -335,7 +335,7 @@ impl Setup {
     /// Returns the key of discovery's offers: setups with equal keys get equal offers.
     pub(crate) fn offer_key(&self) -> (&'static str, Progress, WaitPolicy, bool) {
         let provider = self.provider_chain.unwrap_or(self.provider);
-        let other_threads = self.threads == Threads::Any;
+        let other_threads = self.threads == Threads::Shared;
         (provider, self.progress, self.wait_policy, other_threads)
     }
 
@@ -426,9 +426,9 @@ impl Setup {
             builder = builder.single_copy_threshold(len);
         }
         match self.threads {
-            Threads::Any => builder,
-            Threads::Opening => builder.owned_by_this_thread(),
-            Threads::OneAtATime => builder.used_by_one_thread_at_a_time(),
+            Threads::Shared => builder,
+            Threads::Pinned => builder.owned_by_this_thread(),
+            Threads::Serial => builder.used_by_one_thread_at_a_time(),
         }
     }
 

@@ -127,7 +127,7 @@ impl DomainHandle {
     /// [`Error::Invalid`](fabric_core::Error::Invalid) when connections insert peers into the
     /// vector.
     pub fn copy_av(&self, av: AvId) -> Result<AddressTable> {
-        self.engine().lock_as_driver().domain.avs.copy(av)
+        self.engine().lock_for_progress().domain.avs.copy(av)
     }
 
     /// Closes an address vector.

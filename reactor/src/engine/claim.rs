@@ -63,7 +63,7 @@ impl DomainHandle {
     /// [`Error::StaleAddress`], [`Error::ConcurrentUse`], [`Error::Closed`]; [`Error::PeerGone`]
     /// when no message can arrive any more.
     pub fn peek(&self, ep: EpId, spec: RecvSpec) -> Result<Option<Transfer>> {
-        self.try_with_engine(|locked| locked.peek(ep, spec))
+        self.with_engine_or_refuse(|locked| locked.peek(ep, spec))
     }
 
     /// Posts a probe that completes when such a message waits. It is polled with
@@ -72,7 +72,7 @@ impl DomainHandle {
     /// # Errors
     /// As [`DomainHandle::peek`].
     pub fn probe(&self, ep: EpId, spec: RecvSpec) -> Result<OpKey> {
-        self.try_with_engine(|locked| locked.probe(ep, spec))
+        self.with_engine_or_refuse(|locked| locked.probe(ep, spec))
     }
 
     /// Drives the domain until the probe has found a message or failed.
@@ -91,7 +91,7 @@ impl DomainHandle {
     /// As [`DomainHandle::peek`]; [`Error::WouldBlock`] when there is no room to buffer a message
     /// that the transport holds, and [`Error::OutOfMemory`] when there is no memory for it.
     pub fn claim(&self, ep: EpId, spec: RecvSpec) -> Result<Option<(ClaimId, Transfer)>> {
-        self.try_with_engine(|locked| {
+        self.with_engine_or_refuse(|locked| {
             let Some(found) = locked.peek(ep, spec)? else {
                 return Ok(None);
             };

@@ -72,9 +72,9 @@ impl DomainHandle {
         bindings: Bindings,
     ) -> Result<(EpId, Address)> {
         let object = bindings.object_id;
-        // `try_with_engine` ensures that the domain is driven: under automatic progress the thread
-        // has to serve the new descriptors.
-        self.try_with_engine(|locked| {
+        // `with_engine_or_refuse` ensures that the domain is driven: under automatic progress the
+        // thread has to serve the new descriptors.
+        self.with_engine_or_refuse(|locked| {
             let id = locked.insert_cm_endpoint(bindings, CmState::passive())?;
             let address = locked.open_transport_endpoint(id, |transport, _| {
                 let management = transport.connection_management();
@@ -149,7 +149,7 @@ impl DomainHandle {
             });
         }
         let info = info_for_bindings(info, &bindings);
-        self.try_with_engine(|locked| {
+        self.with_engine_or_refuse(|locked| {
             let state = &mut **locked;
             let id = state.insert_cm_endpoint(bindings, CmState::connecting())?;
             let is_original = state.fork_guard.in_original_process();
@@ -189,7 +189,7 @@ impl DomainHandle {
     /// # Errors
     /// [`Error::NotSupported`] if the endpoint is not connection-oriented; [`Error::Closed`].
     pub fn shutdown(&self, ep: EpId) -> Result<()> {
-        self.try_with_engine(|locked| {
+        self.with_engine_or_refuse(|locked| {
             let shut_down = locked.with_transport(ep, |transport, ctx| {
                 let connection = transport.connection().ok_or(Error::NotSupported(
                     "shutdown of endpoints other than FI_EP_MSG",

@@ -118,7 +118,7 @@ impl DomainHandle {
     /// queue. The pass counts as one of the driver: the reader of an event queue is no user.
     pub fn progress_if_manual(&self) {
         if self.engine().progress_mode != Progress::Auto {
-            self.engine().lock_as_driver().progress_once();
+            self.engine().lock_for_progress().progress_once();
         }
     }
 
@@ -170,7 +170,7 @@ impl DomainHandle {
     /// nothing else drives the domain.
     #[must_use]
     pub fn progress_before_wait(&self) -> bool {
-        let mut locked = self.engine().lock_as_driver();
+        let mut locked = self.engine().lock_for_progress();
         locked.poll_once();
         locked.ensure_driven_for_waiter()
     }

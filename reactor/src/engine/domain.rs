@@ -116,7 +116,7 @@ impl DomainHandle {
         config.socket_options.check()?;
         let lock_mode = LockMode::new(config.thread_mode);
         let mut transport_config = config.clone();
-        lock_mode.share_in(&mut transport_config);
+        lock_mode.export_flag(&mut transport_config);
         let domain = transport.open_domain(info, set.clone(), &transport_config)?;
         let progress = info.domain.data_progress;
         let engine = Arc::new(Engine::new(
@@ -188,7 +188,7 @@ impl DomainHandle {
     /// # Errors
     /// [`Error::ConcurrentUse`], and those of `act`.
     #[inline(always)] // on the small-message path, and results are large
-    pub(crate) fn try_with_engine<T>(
+    pub(crate) fn with_engine_or_refuse<T>(
         &self,
         act: impl FnOnce(&mut EngineGuard<'_>) -> Result<T>,
     ) -> Result<T> {

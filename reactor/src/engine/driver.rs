@@ -166,7 +166,7 @@ impl DriverExitGuard {
         Deferred::emit_now(TraceEvent::DriverStarted(kind));
         Self {
             lock_mode: engine.lock_mode.clone(),
-            ended_elsewhere: engine.driver_ended_elsewhere.clone(),
+            ended_elsewhere: engine.driver_ended_off_thread.clone(),
             engine: Arc::downgrade(engine),
             kind,
         }
@@ -175,10 +175,10 @@ impl DriverExitGuard {
 
 impl Drop for DriverExitGuard {
     fn drop(&mut self) {
-        if !self.lock_mode.admits_current_thread() {
+        if !self.lock_mode.may_lock_here() {
             self.ended_elsewhere.store(true, Ordering::Relaxed);
         } else if let Some(engine) = self.engine.upgrade() {
-            engine.lock_as_driver().end_driver();
+            engine.lock_for_progress().end_driver();
         }
         Deferred::emit_now(TraceEvent::DriverEnded(self.kind));
     }
@@ -218,7 +218,7 @@ impl TaskDriver {
         mut readable: impl FnMut(&mut Context<'_>) -> Poll<Result<(), E>>,
     ) -> Poll<()> {
         loop {
-            if !self.exit_guard.lock_mode.admits_current_thread() {
+            if !self.exit_guard.lock_mode.may_lock_here() {
                 return Poll::Ready(());
             }
             let Some(engine) = self.engine.upgrade() else {
@@ -262,8 +262,8 @@ impl DomainWaker {
 
     /// Returns whether the calling thread may make progress in the domain.
     #[must_use]
-    pub fn admits_current_thread(&self) -> bool {
-        self.lock_mode.admits_current_thread()
+    pub fn may_lock_here(&self) -> bool {
+        self.lock_mode.may_lock_here()
     }
 
     /// Wakes the driver, which makes a pass, or makes the descriptor of a domain in an event loop

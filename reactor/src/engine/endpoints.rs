@@ -162,7 +162,7 @@ impl DomainHandle {
     /// # Errors
     /// [`Error::Closed`].
     pub fn disconnect(&self, ep: EpId, peer: &Address) -> Result<bool> {
-        self.try_with_engine(|locked| locked.disconnect(ep, peer))
+        self.with_engine_or_refuse(|locked| locked.disconnect(ep, peer))
     }
 
     /// Returns what the kernel knows about the TCP connection with a peer; `None` without one.
@@ -201,9 +201,9 @@ impl DomainHandle {
     ) -> Result<(EpId, Address)> {
         let info = info_for_bindings(info, &bindings);
         let object_id = bindings.object_id;
-        // `try_with_engine` makes sure on unlock that the driver makes progress: under automatic
-        // progress the driver thread has to poll the new descriptors.
-        self.try_with_engine(|locked| {
+        // `with_engine_or_refuse` makes sure on unlock that the driver makes progress: under
+        // automatic progress the driver thread has to poll the new descriptors.
+        self.with_engine_or_refuse(|locked| {
             let state = &mut **locked;
             let id = state.insert_endpoint(bindings)?;
             let address = state.open_transport_endpoint(id, |transport, ctx| {

@@ -91,7 +91,7 @@ impl DomainHandle {
     /// Returns whether an event loop of the program drives this domain.
     #[must_use]
     pub fn is_in_event_loop(&self) -> bool {
-        self.engine().lock_as_driver().is_in_event_loop()
+        self.engine().lock_for_progress().is_in_event_loop()
     }
 
     /// Returns the descriptor of the domain.

@@ -13,7 +13,7 @@ impl DomainHandle {
     /// # Errors
     /// [`Error::ConcurrentUse`](fabric_core::Error::ConcurrentUse).
     pub fn flush(&self, ep: Option<EpId>) -> Result<OpKey> {
-        self.try_with_engine(|locked| {
+        self.with_engine_or_refuse(|locked| {
             locked.write_batched();
             Ok(locked.domain.begin_flush(ep))
         })

@@ -13,9 +13,9 @@ impl DomainHandle {
     /// [`Error::NotSupported`](fabric_core::Error::NotSupported);
     /// [`Error::Os`](fabric_core::Error::Os).
     pub fn join_group(&self, ep: EpId, group: &Address) -> Result<u32> {
-        // `try_with_engine` ensures that the domain is driven: datagrams may wait on the group's
-        // socket already.
-        self.try_with_engine(|locked| {
+        // `with_engine_or_refuse` ensures that the domain is driven: datagrams may wait on the
+        // group's socket already.
+        self.with_engine_or_refuse(|locked| {
             let joined = locked.with_transport(ep, |transport, _| {
                 let groups = transport.multicast();
                 groups

@@ -81,7 +81,7 @@ impl DomainHandle {
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
-        self.try_with_engine(|locked| locked.try_atomic(ep, tx_op, operands, result))
+        self.with_engine_or_refuse(|locked| locked.try_atomic(ep, tx_op, operands, result))
     }
 
     /// Returns a peer's region that is mapped here, which can be accessed without the domain;
@@ -124,7 +124,7 @@ impl DomainHandle {
             }
             Ok(outcome)
         };
-        self.try_with_engine(|locked| {
+        self.with_engine_or_refuse(|locked| {
             let held = (buf, |buf| buf);
             let posted = locked.post_or_queue(ep, &tx_op, len, held, target, credit, inline);
             posted.map_err(|failed| failed.error)

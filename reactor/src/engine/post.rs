@@ -397,7 +397,7 @@ impl DomainHandle {
     /// # Errors
     /// As [`DomainHandle::send`]; [`Error::TooLong`] above the inject size.
     pub fn inject(&self, ep: EpId, tx_op: TxOp, bytes: &[u8]) -> Result<()> {
-        self.try_with_engine(|locked| locked.inject(ep, &tx_op, bytes))
+        self.with_engine_or_refuse(|locked| locked.inject(ep, &tx_op, bytes))
     }
 
     /// Posts a receive (`fi_recv`).

@@ -155,7 +155,7 @@ pub(crate) struct Engine {
     pub(crate) lock_mode: LockMode,
     /// Whether the driver of a domain with an owner has ended on another thread, which cannot lock
     /// the domain.
-    pub(crate) driver_ended_elsewhere: Arc<AtomicBool>,
+    pub(crate) driver_ended_off_thread: Arc<AtomicBool>,
     /// Updates that other threads have queued for the owner.
     pub(crate) updates: Arc<UpdateQueue>,
     state: DomainLock<EngineState>,
@@ -192,7 +192,7 @@ impl Engine {
             progress_mode,
             wait_set,
             app_polls: AtomicU64::new(0),
-            driver_ended_elsewhere: Arc::default(),
+            driver_ended_off_thread: Arc::default(),
             updates: Arc::default(),
             state: DomainLock::new(lock_mode.clone(), state),
             lock_mode,
@@ -213,7 +213,7 @@ impl Engine {
     }
 
     /// Locks the domain for a pass that is no use by the application.
-    pub(crate) fn lock_as_driver(&self) -> EngineGuard<'_> {
+    pub(crate) fn lock_for_progress(&self) -> EngineGuard<'_> {
         self.guard(self.state.lock_as(Role::Driver))
     }
 
@@ -373,7 +373,7 @@ impl Engine {
         is_ready: impl FnOnce(&mut DomainState) -> bool,
         register: impl FnOnce(&mut DomainState),
     ) -> bool {
-        let mut locked = self.lock_as_driver();
+        let mut locked = self.lock_for_progress();
         if locked.is_in_event_loop() {
             // The pass below does what the wake-up was for, and every wake-up from now on is after
             // this call. The domain is armed or woken again before the lock is released.
@@ -674,7 +674,7 @@ impl<'a> EngineGuard<'a> {
     /// when the caller must keep itself runnable.
     pub(crate) fn ensure_driven_for_waiter(&mut self) -> bool {
         if !self.engine.lock_mode.is_shared() {
-            self.check_other_threads();
+            self.report_exclusion_events();
         }
         let spins = self.engine.policy == WaitPolicy::Spin;
         if !self.armed && (!spins || self.is_in_event_loop()) {
@@ -689,8 +689,8 @@ impl<'a> EngineGuard<'a> {
 
     /// Notes what other threads have done that could not lock the domain.
     #[cold]
-    fn check_other_threads(&mut self) {
-        if self.engine.driver_ended_elsewhere.load(Ordering::Relaxed)
+    fn report_exclusion_events(&mut self) {
+        if self.engine.driver_ended_off_thread.load(Ordering::Relaxed)
             && !matches!(self.driver, DriverStatus::NotRunning)
         {
             self.end_driver();

@@ -62,7 +62,7 @@ impl DomainUpdates {
         if !self.is_open() {
             return CallEnd::default();
         }
-        if !self.waker.admits_current_thread() {
+        if !self.waker.may_lock_here() {
             self.queue.push(update);
             self.waker.wake();
             return CallEnd::default();
@@ -70,7 +70,7 @@ impl DomainUpdates {
         let Some(engine) = self.engine.upgrade() else {
             return CallEnd::default();
         };
-        let mut locked = engine.lock_as_driver();
+        let mut locked = engine.lock_for_progress();
         locked.apply(update);
         locked.finish_later()
     }

@@ -36,10 +36,10 @@ impl SerialLocks {
             thread_mode: ThreadMode::Serial,
             ..DomainConfig::default()
         };
-        mode.share_in(&mut config);
+        mode.export_flag(&mut config);
         Arc::new(Self {
             domain: DomainLock::new(mode.clone(), 0),
-            connection: ConnectionLock::new(LockMode::within(&config), 0),
+            connection: ConnectionLock::new(LockMode::for_connections(&config), 0),
             mode,
         })
     }

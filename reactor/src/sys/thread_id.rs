@@ -17,18 +17,18 @@ loom::thread_local! {
 
 /// Returns the id of the calling thread, if it was asked for before.
 #[inline]
-pub(crate) fn known_current_thread() -> Option<NonZeroU64> {
+pub(crate) fn assigned_thread_id() -> Option<NonZeroU64> {
     THREAD_ID.with(Cell::get)
 }
 
 /// Returns the id of the calling thread.
 #[inline]
-pub(crate) fn current_thread() -> NonZeroU64 {
-    known_current_thread().unwrap_or_else(number_current_thread)
+pub(crate) fn thread_id() -> NonZeroU64 {
+    assigned_thread_id().unwrap_or_else(assign_thread_id)
 }
 
 #[cold]
-fn number_current_thread() -> NonZeroU64 {
+fn assign_thread_id() -> NonZeroU64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let id = NonZeroU64::MIN.saturating_add(LAST.fetch_add(1, Ordering::Relaxed));
     THREAD_ID.with(|known| known.set(Some(id)));

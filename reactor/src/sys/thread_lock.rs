@@ -24,7 +24,7 @@ use fabric_core::transport::{DomainConfig, ThreadMode};
 
 use super::raw_lock::{RawLock, RawMutex, RawSpinLock};
 use super::sync::{AtomicBool, Ordering, UnsafeCell, cell_ptr, cell_ptr_mut};
-use super::thread_id::{current_thread, known_current_thread};
+use super::thread_id::{assigned_thread_id, thread_id};
 use super::use_flag::{Role, UseFlag};
 
 /// The lock of a domain's state, whose waiters sleep.
@@ -49,7 +49,7 @@ pub(crate) enum LockMode {
     /// One thread at a time locks the value, and enters the flag by locking.
     Serial(Arc<UseFlag>),
     /// The thread in the flag locks the value.
-    WithinFlag(Arc<UseFlag>),
+    HeldByDomain(Arc<UseFlag>),
 }
 
 impl LockMode {
@@ -57,23 +57,23 @@ impl LockMode {
     pub(crate) fn new(mode: ThreadMode) -> Self {
         match mode {
             ThreadMode::Shared => Self::Shared,
-            ThreadMode::Pinned => Self::Pinned(current_thread()),
+            ThreadMode::Pinned => Self::Pinned(thread_id()),
             ThreadMode::Serial => Self::Serial(Arc::new(UseFlag::new())),
         }
     }
 
     /// Adds what the locks of a transport share with the lock of the domain to the settings.
-    pub(crate) fn share_in(&self, config: &mut DomainConfig) {
+    pub(crate) fn export_flag(&self, config: &mut DomainConfig) {
         if let Self::Serial(flag) = self {
             config.exclusion = Some(flag.clone());
         }
     }
 
     /// Returns the mode of the locks that are taken under the lock of the domain, by its settings.
-    pub(crate) fn within(config: &DomainConfig) -> Self {
+    pub(crate) fn for_connections(config: &DomainConfig) -> Self {
         let exclusion = config.exclusion.clone();
         match (config.thread_mode, exclusion.map(Arc::downcast)) {
-            (ThreadMode::Serial, Some(Ok(flag))) => Self::WithinFlag(flag),
+            (ThreadMode::Serial, Some(Ok(flag))) => Self::HeldByDomain(flag),
             // Without a flag the locks exclude threads by themselves.
             (ThreadMode::Serial | ThreadMode::Shared, _) => Self::Shared,
             (ThreadMode::Pinned, _) => Self::new(ThreadMode::Pinned),
@@ -82,13 +82,13 @@ impl LockMode {
 
     /// Returns whether the calling thread may lock what has this mode.
     #[inline]
-    pub(crate) fn admits_current_thread(&self) -> bool {
+    pub(crate) fn may_lock_here(&self) -> bool {
         if let Self::Pinned(owner) = self {
             // A thread without an id owns nothing.
-            return Some(*owner) == known_current_thread();
+            return Some(*owner) == assigned_thread_id();
         }
         match self {
-            Self::WithinFlag(flag) => flag.is_held_by_current_thread(),
+            Self::HeldByDomain(flag) => flag.is_held_by_current_thread(),
             _ => true,
         }
     }
@@ -197,7 +197,7 @@ impl<T, R: RawLock> ThreadLock<T, R> {
         let LockMode::Pinned(owner) = &self.mode else {
             return false;
         };
-        let is_owner = Some(*owner) == known_current_thread();
+        let is_owner = Some(*owner) == assigned_thread_id();
         let is_free = is_owner && !self.entered.load(Ordering::Relaxed);
         if is_free {
             self.entered.store(true, Ordering::Relaxed);
@@ -252,7 +252,7 @@ impl<T, R: RawLock> ThreadLock<T, R> {
     #[inline(always)] // on the small-message path
     fn try_mark_entered(&self) -> bool {
         // SYNC: pairs with the release in `leave`. A guard may outlast the call that took it.
-        let is_free = self.mode.admits_current_thread() && !self.entered.load(Ordering::Acquire);
+        let is_free = self.mode.may_lock_here() && !self.entered.load(Ordering::Acquire);
         if is_free {
             self.entered.store(true, Ordering::Relaxed);
         }
@@ -271,11 +271,11 @@ impl<T, R: RawLock> ThreadLock<T, R> {
 
     #[cold]
     fn refuse(&self) -> ! {
-        if self.mode.admits_current_thread() {
+        if self.mode.may_lock_here() {
             panic!("a waker or a buffer's method called the domain that is calling it");
         }
         match self.mode {
-            LockMode::WithinFlag(_) => panic!("a connection is locked outside of its domain"),
+            LockMode::HeldByDomain(_) => panic!("a connection is locked outside of its domain"),
             _ => panic!("a call on a Pinned domain from a thread that does not own it"),
         }
     }
@@ -361,7 +361,7 @@ mod tests {
         let lock = ConnectionLock::new(mode.clone(), vec![1]);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                assert!(!mode.admits_current_thread());
+                assert!(!mode.may_lock_here());
                 assert!(lock.try_lock().is_none());
                 let refused = panic_message(|| drop(lock.lock()));
                 assert!(refused.contains("does not own it"), "{refused}");
@@ -411,11 +411,11 @@ mod tests {
             ..DomainConfig::default()
         };
         // Without the domain's flag the lock excludes threads by itself.
-        assert!(LockMode::within(&config).is_shared());
+        assert!(LockMode::for_connections(&config).is_shared());
         let mode = LockMode::new(ThreadMode::Serial);
-        mode.share_in(&mut config);
+        mode.export_flag(&mut config);
         let domain = DomainLock::new(mode, ());
-        let connection = ConnectionLock::new(LockMode::within(&config), 0);
+        let connection = ConnectionLock::new(LockMode::for_connections(&config), 0);
         let refused = panic_message(|| drop(connection.lock()));
         assert!(refused.contains("outside of its domain"), "{refused}");
         let in_domain = domain.lock();

@@ -12,7 +12,7 @@
 use std::num::NonZeroU64;
 
 use super::sync::{AtomicU64, Backoff, Ordering};
-use super::thread_id::current_thread;
+use super::thread_id::thread_id;
 
 /// The word of a flag while no thread is in the domain.
 const FREE: u64 = 0;
@@ -59,14 +59,14 @@ impl UseFlag {
     /// Enters if no thread is in the domain.
     #[inline]
     pub(crate) fn try_enter(&self, role: Role) -> bool {
-        self.enter_if_free(role, current_thread()).is_ok()
+        self.enter_if_free(role, thread_id()).is_ok()
     }
 
     /// Enters for a call of the program. Waits for a pass to end. Returns false if another user is
     /// in the domain, which is counted, or this thread.
     #[inline(never)] // callers without a flag stay short
     pub(crate) fn enter_or_refuse(&self) -> bool {
-        let thread = current_thread();
+        let thread = thread_id();
         let mut backoff = Backoff::default();
         loop {
             match self.enter_if_free(Role::User, thread) {
@@ -85,7 +85,7 @@ impl UseFlag {
     /// counted when it begins to wait. Returns false if this thread is in the domain.
     #[inline(never)] // callers without a flag stay short
     pub(crate) fn enter(&self, role: Role) -> bool {
-        let thread = current_thread();
+        let thread = thread_id();
         let mut backoff = Backoff::default();
         let mut has_met_user = false;
         loop {
@@ -113,7 +113,7 @@ impl UseFlag {
     #[inline]
     pub(crate) fn is_held_by_current_thread(&self) -> bool {
         // No other thread writes the id of this one, so no order is needed.
-        self.word.load(Ordering::Relaxed) >> 1 == current_thread().get()
+        self.word.load(Ordering::Relaxed) >> 1 == thread_id().get()
     }
 
     /// Returns how many calls found another user in the domain.

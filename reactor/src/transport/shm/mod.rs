@@ -140,7 +140,7 @@ impl<E: EngineContext> OpenDomain<E> for ShmTransport {
     ) -> Result<Box<dyn TransportDomain<E>>> {
         config.socket_options.check()?;
         Ok(Box::new(ShmDomain {
-            lock_mode: LockMode::within(config),
+            lock_mode: LockMode::for_connections(config),
             loan_pool: LoanPool::new(&wait),
             wait_set: wait,
             single_copy: config
