@@ -42,6 +42,7 @@ pub struct DomainConfig {
 /// | the same over `udp` | each at once | each at once | all with the next pass | each at once |
 /// | connections over `shm` that every pass polls | active ones, and 8 idle ones | active ones, and 64 idle ones | as default | all |
 /// | longest spinning of a driver before it sleeps | 100 microseconds | 1 millisecond | 20 microseconds | 1 millisecond |
+/// | connected endpoints over `tcp` that every pass polls | active ones | active ones | active ones | all |
 /// | a task's poll spins | if spinning has recently found work | always | as default | always |
 /// | sockets over `tcp` | as configured | as configured | as configured | io_uring |
 /// | reserved | nothing | nothing | nothing | a core |

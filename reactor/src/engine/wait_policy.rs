@@ -161,6 +161,8 @@ fn core_count() -> usize {
 pub(crate) struct SpinBudget {
     limit: Duration,
     max: Duration,
+    /// Whether the driver has a reserved core, so that it spins however many others do.
+    has_core: bool,
     /// When the driver began to spin without progress, and whether it made progress since it woke.
     spinning_since: Option<Instant>,
     found_work: bool,
@@ -172,6 +174,7 @@ impl SpinBudget {
         Self {
             limit: max,
             max,
+            has_core: model == MessageModel::ForceLowLatency,
             spinning_since: None,
             found_work: false,
         }
@@ -186,7 +189,8 @@ impl SpinBudget {
     /// Records a pass without progress; returns true while the driver should spin.
     pub(crate) fn should_spin(&mut self) -> bool {
         let Some(since) = self.spinning_since else {
-            if SPINNING_DRIVERS.fetch_add(1, Ordering::Relaxed) >= core_count() {
+            let spinning = SPINNING_DRIVERS.fetch_add(1, Ordering::Relaxed);
+            if spinning >= core_count() && !self.has_core {
                 SPINNING_DRIVERS.fetch_sub(1, Ordering::Relaxed);
                 return false;
             }
@@ -241,6 +245,20 @@ mod tests {
             let tries = limits.iter().filter(|limit| **limit == full).count();
             assert!((4..=8).contains(&tries), "{tries} of {limits:?}");
         }
+    }
+
+    #[test]
+    fn driver_with_a_core_spins_beside_others() {
+        let spins = |model| {
+            let mut budget = SpinBudget::new(model);
+            (budget.should_spin(), budget)
+        };
+        let others: Vec<_> = (0..core_count())
+            .map(|_| spins(MessageModel::ForceLowLatency))
+            .collect();
+        assert!(others.iter().all(|(spins, _)| *spins));
+        assert!(!spins(MessageModel::LowLatency).0);
+        assert!(spins(MessageModel::ForceLowLatency).0);
     }
 
     #[test]

@@ -199,7 +199,10 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
 
     /// A domain may have many connected endpoints, most of them idle.
     fn always_active(&self) -> usize {
-        0
+        match self.message_model {
+            MessageModel::ForceLowLatency => usize::MAX,
+            _ => 0,
+        }
     }
 
     fn shares_descriptor(&self) -> bool {
