@@ -223,7 +223,7 @@ pub(crate) struct DetachOnDrop<'a> {
 
 impl Drop for DetachOnDrop<'_> {
     fn drop(&mut self) {
-        self.domain.engine.detach(self.key);
+        self.domain.engine.drop_future(self.key, false);
     }
 }
 

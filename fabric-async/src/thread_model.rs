@@ -44,8 +44,9 @@ pub enum Shared {}
 ///
 /// * A call that posts or configures fails with [`Error::ConcurrentUse`] and returns the buffer.
 /// * All other calls wait for the other thread: polls, reads of queues, counters, address vectors
-///   and statistics, cancels, removals, closes and drops. So no completion and no cancellation is
-///   lost.
+///   and statistics, cancels, removals, closes, and drops of objects. So no completion and no
+///   cancellation is lost. The drop of an operation or permit returns at once, and takes effect
+///   when the other thread has left.
 /// * [`DomainStats::concurrent_uses`](crate::stats::DomainStats::concurrent_uses) counts these
 ///   calls, and an [event](crate::EventKind::ConcurrentUse) reports the first.
 ///

@@ -16,7 +16,7 @@ use fabric_async::stats::DomainStats;
 use fabric_async::thread_model::Serial;
 use fabric_async::{
     BindOptions, CancelOutcome, Endpoint, Error, EventKind, EventQueue, Fabric, FiAddr, Hints,
-    Progress, discover,
+    Operation, Progress, discover,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -233,7 +233,8 @@ fn calls_that_cannot_be_refused_wait_for_the_other_user() {
         ));
     });
     let (dropped, canceled, queue, (peer, av)) = posted.unwrap();
-    let dropping = domain.start_waiting(move || drop(dropped));
+    // Takes effect when the other user has left.
+    drop(dropped);
     let canceling = domain.start_waiting(move || runtime().block_on(canceled.cancel()));
     let closing = domain.start_waiting(move || queue.close().is_ok());
     let looking_up = domain.start_waiting({
@@ -244,7 +245,6 @@ fn calls_that_cannot_be_refused_wait_for_the_other_user() {
     let (ep, me, _, runtime) = domain.leave();
     assert_eq!(&looking_up.join().unwrap(), ep.name());
     assert_eq!(removing.join().unwrap(), "shm://removed".parse().unwrap());
-    dropping.join().unwrap();
     assert!(matches!(
         canceling.join().unwrap(),
         CancelOutcome::Canceled(_)
@@ -260,6 +260,47 @@ fn calls_that_cannot_be_refused_wait_for_the_other_user() {
         ep.recv().tag(2).await.unwrap()
     });
     assert_eq!(&got[..], b"for the next receive");
+}
+
+/// A buffer that drops an operation of the domain that calls its method.
+struct DroppingBuf {
+    bytes: [u8; 8],
+    dropped: Option<Operation<Vec<u8>, Serial>>,
+}
+
+// SAFETY: the array is in the box of the buffer, which does not move.
+unsafe impl CustomBuf for DroppingBuf {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn writable(&mut self) -> Option<&mut [u8]> {
+        Some(&mut self.bytes)
+    }
+
+    fn set_filled(&mut self, _: usize) {
+        drop(self.dropped.take().expect("set once"));
+    }
+}
+
+#[test]
+fn drop_within_a_call_takes_effect_after_the_call() {
+    let runtime = runtime();
+    runtime.block_on(async {
+        let ep = serial().bind("shm://").await.unwrap();
+        let me = ep.add_peer(ep.name()).await.unwrap();
+        let dropped = ep.recv_into(Vec::new()).tag(2).start().unwrap();
+        let buf: Box<dyn CustomBuf> = Box::new(DroppingBuf {
+            bytes: [0; 8],
+            dropped: Some(dropped),
+        });
+        let receive = ep.recv_into(buf).tag(1);
+        let (sent, got) = tokio::join!(ep.send(me, "12345678").tag(1), receive);
+        sent.unwrap();
+        assert_eq!(&got.unwrap()[..], b"12345678");
+        assert_eq!(ep.domain().stats().operations, 0);
+        assert_eq!(ep.domain().stats().concurrent_uses, 0);
+    });
 }
 
 #[test]

@@ -217,8 +217,10 @@
 //! * A call that posts or configures fails with [`Error::ConcurrentUse`] (`FI_EBUSY`). It has had
 //!   no effect, and returns the buffer.
 //! * Any other call waits until the other thread has left: polls of posted operations, reads of
-//!   queues, counters, address vectors and statistics, cancels, removals, closes, drops, and
-//!   bindings of event queues. So no completion and no cancellation is lost.
+//!   queues, counters, address vectors and statistics, cancels, removals, closes, drops of objects,
+//!   and bindings of event queues. So no completion and no cancellation is lost.
+//! * The drop of an operation or permit returns at once. It takes effect when the other thread has
+//!   left.
 //!
 //! The other thread's call is not disturbed. [`DomainStats::concurrent_uses`] counts the calls that
 //! were refused or had to wait, and [`EventKind::ConcurrentUse`] reports the first at the domain's
@@ -271,7 +273,8 @@
 //!   spins.
 //! * Do not call the domain from a waker or a method of a [`CustomBuf`](crate::buf::CustomBuf):
 //!   with `Pinned` the call panics, with [`Shared`] it blocks for ever; with [`Serial`] posts fail
-//!   with [`Error::ConcurrentUse`], and other calls panic.
+//!   with [`Error::ConcurrentUse`], the drop of an operation takes effect after the call, and other
+//!   calls panic.
 //!
 //! [`Shared`]: crate::thread_model::Shared
 //! [`Serial`]: crate::thread_model::Serial

@@ -13,7 +13,7 @@ use fabric_core::transport::OpKey;
 use tokio::task::coop;
 
 use super::POLLED_AFTER_COMPLETION;
-use super::operation::{CancelOutcome, cancel_or_wait, drop_posted};
+use super::operation::{CancelOutcome, cancel_or_wait};
 use super::traits::AwaitableOp;
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -127,7 +127,8 @@ impl<O: AwaitableOp<B>, B, M: ThreadModel> Drop for RequestFuture<'_, O, B, M> {
     #[inline]
     fn drop(&mut self) {
         if let FutureState::Posted(key) = self.state {
-            drop_posted(self.ep.borrow(), key, self.op.cancels_on_drop());
+            let engine = &self.ep.borrow().domain.engine;
+            engine.drop_future(key, self.op.cancels_on_drop());
         }
     }
 }

@@ -235,18 +235,8 @@ impl<B, M: ThreadModel> Drop for Operation<B, M> {
             ..
         } = &self.state
         {
-            drop_posted(ep, *key, *cancels_on_drop);
+            ep.domain.engine.drop_future(*key, *cancels_on_drop);
         }
-    }
-}
-
-/// Detaches a posted operation whose future is dropped, so that its slot is freed when it ends.
-/// With `cancels_on_drop`, cancels it instead if it has not begun.
-#[cold]
-pub(super) fn drop_posted(ep: &EndpointInner, key: OpKey, cancels_on_drop: bool) {
-    let engine = &ep.domain.engine;
-    if !cancels_on_drop || engine.cancel(key).is_err() {
-        engine.detach(key);
     }
 }
 

@@ -151,7 +151,7 @@ impl<M: ThreadModel> Drop for Permit<M> {
         self.ep
             .domain
             .engine
-            .release_permit(self.key, self.credit_used);
+            .drop_permit(self.key, self.credit_used);
     }
 }
 

@@ -124,7 +124,7 @@ impl<M: ThreadModel> Future for Probing<'_, M> {
 impl<M: ThreadModel> Drop for Probing<'_, M> {
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            self.ep.domain.engine.detach(key);
+            self.ep.domain.engine.drop_future(key, false);
         }
     }
 }

@@ -154,17 +154,6 @@ impl DomainHandle {
         self.with_engine(|locked| locked.cancel_posted(ep, context))
     }
 
-    /// Releases a permit. The permit returns its credit, unless `credit_used` says that a posted
-    /// operation has taken over the credit.
-    pub fn release_permit(&self, key: OpKey, credit_used: bool) {
-        self.with_engine(|locked| {
-            if credit_used {
-                locked.domain.ops.take_credit(key);
-            }
-            locked.detach(key);
-        });
-    }
-
     /// Cancels an operation that has not begun (`fi_cancel`), such as a posted receive without a
     /// message, and returns its buffer; the operation will not complete.
     ///
@@ -177,12 +166,5 @@ impl DomainHandle {
             let op = canceled.then(|| locked.domain.remove_op(key));
             op.flatten().map(|op| op.buf).ok_or(())
         })
-    }
-
-    /// Detaches an operation from its future, which was dropped. A message that a receive has taken
-    /// goes to another receive. A send goes on if it holds a credit, and is withdrawn if it waits
-    /// for one.
-    pub fn detach(&self, key: OpKey) {
-        self.with_engine(|locked| locked.detach(key));
     }
 }

@@ -67,7 +67,7 @@ impl DomainHandle {
     }
 
     /// Posts a probe that completes when such a message waits. It is polled with
-    /// [`DomainHandle::poll_probe`], and canceled with [`DomainHandle::detach`].
+    /// [`DomainHandle::poll_probe`], and canceled with [`DomainHandle::drop_future`].
     ///
     /// # Errors
     /// As [`DomainHandle::peek`].

@@ -8,7 +8,7 @@ use super::domain::DomainHandle;
 
 impl DomainHandle {
     /// Begins a flush of everything posted on one endpoint, or on all endpoints of the domain.
-    /// [`DomainHandle::poll_wait`] waits for it, and [`DomainHandle::detach`] drops it.
+    /// [`DomainHandle::poll_wait`] waits for it, and [`DomainHandle::drop_future`] drops it.
     ///
     /// # Errors
     /// [`Error::ConcurrentUse`](fabric_core::Error::ConcurrentUse).

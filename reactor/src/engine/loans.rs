@@ -59,7 +59,8 @@ impl DomainHandle {
     }
 
     /// Joins the queue for memory of loans. [`DomainHandle::poll_loan`] waits for it, and
-    /// [`DomainHandle::detach`] leaves the queue. `None` if the transport has no memory for loans.
+    /// [`DomainHandle::drop_future`] leaves the queue. `None` if the transport has no memory for
+    /// loans.
     #[must_use]
     pub fn enqueue_loan(&self) -> Option<OpKey> {
         let allocator = self.loan_allocator()?;
@@ -76,7 +77,7 @@ impl DomainHandle {
     }
 
     /// Drives the domain until there is memory for a loan of `len` bytes. The operation still has
-    /// to be [detached](DomainHandle::detach).
+    /// to be [detached](DomainHandle::drop_future).
     ///
     /// # Errors
     /// Those of [`DomainHandle::try_loan`], but for [`Error::WouldBlock`].

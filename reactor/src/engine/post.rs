@@ -442,7 +442,7 @@ impl DomainHandle {
     }
 
     /// Drives the domain until a permit is granted, a flush has ended, or it is the turn of a wait
-    /// for memory of loans. The operation still has to be [detached](DomainHandle::detach).
+    /// for memory of loans. The operation still has to be [detached](DomainHandle::drop_future).
     pub fn poll_wait(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<()>> {
         self.engine().poll(
             cx.waker(),

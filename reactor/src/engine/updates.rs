@@ -7,12 +7,17 @@
 //! A change reaches the other engines by an [`Update`]. An engine that any thread may lock applies
 //! an update at once. For an engine that another thread owns, the update is queued and the driver
 //! is woken; the engine applies the update when its thread locks it next.
+//!
+//! The drop of an operation is an update of its own engine. It is queued if the engine cannot be
+//! locked now: in a domain that one thread at a time uses, while another use is in the domain, and
+//! from within a call.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use fabric_core::transport::WaitSet;
+use fabric_core::transport::{OpKey, WaitSet};
 use fabric_core::{Address, FiAddr};
 
+use super::domain::DomainHandle;
 use super::driver::DomainWaker;
 use super::progress::{CallEnd, Engine, EngineGuard};
 use super::state::bindings::AvId;
@@ -77,7 +82,7 @@ impl DomainUpdates {
 }
 
 impl EngineGuard<'_> {
-    /// Applies the updates that other threads have queued.
+    /// Applies the updates that are queued.
     #[cold]
     pub(crate) fn apply_updates(&mut self) {
         for update in self.engine().updates.take() {
@@ -103,6 +108,53 @@ impl EngineGuard<'_> {
             Update::RegionChanged => {
                 self.domain.access_changes.on_region_changed();
                 self.engine().wait_set.wake();
+            }
+            Update::DropFuture { key, cancels } => {
+                if cancels && self.try_cancel(key) {
+                    self.domain.discard_op(key);
+                } else {
+                    self.detach(key);
+                }
+            }
+            Update::DropPermit { key, credit_used } => {
+                if credit_used {
+                    self.domain.ops.take_credit(key);
+                }
+                self.detach(key);
+            }
+        }
+    }
+}
+
+impl DomainHandle {
+    /// Ends an operation whose future was dropped. With `cancels`, withdraws an operation that has
+    /// not begun. Else a message that a receive has taken goes to another receive; a send goes on
+    /// if it holds a credit, and is withdrawn if it waits for one.
+    pub fn drop_future(&self, key: OpKey, cancels: bool) {
+        let update = Update::DropFuture { key, cancels };
+        self.engine().apply_or_queue(update);
+    }
+
+    /// Releases a permit. The permit returns its credit, unless `credit_used` says that a posted
+    /// operation has taken over the credit.
+    pub fn drop_permit(&self, key: OpKey, credit_used: bool) {
+        let update = Update::DropPermit { key, credit_used };
+        self.engine().apply_or_queue(update);
+    }
+}
+
+impl Engine {
+    /// Applies an update, or queues it while another use is in the domain. The driver, which the
+    /// wake-up reaches, applies it when that use ends, unless another call does before.
+    pub(crate) fn apply_or_queue(&self, update: Update) {
+        match self.lock_or_refuse() {
+            Some(mut locked) => {
+                locked.apply(update);
+                locked.finish();
+            }
+            None => {
+                self.updates.push(update);
+                self.wait_set.wake();
             }
         }
     }

@@ -19,6 +19,7 @@ use super::mock_transport::{MockConnection, add_op, post_recv};
 use crate::engine::driver::{self, DriverState, DriverStep, TaskDriver};
 use crate::engine::progress::{DriverStatus, Engine};
 use crate::engine::state::ops::CompletionTarget;
+use crate::engine::state::update_queue::Update;
 use fabric_core::transport::{ThreadMode, WaitPolicy};
 
 pub(super) fn task_driver(engine: &Arc<Engine>) -> thread::JoinHandle<()> {
@@ -128,31 +129,53 @@ fn driver_thread_beside_the_one_user_is_woken() {
     check_receive_in(ThreadMode::Serial, WaitPolicy::Park, Progress::Auto, 1);
 }
 
-/// Two threads break the promise of a domain for one at a time: a poll and a drop wait for each
-/// other, and neither is lost.
+/// Two threads break the promise of a domain for one at a time: one drops an operation while the
+/// other, whose use is `peek`, may be in the domain. The drop is applied at once, or is queued and
+/// wakes the driver, which applies it.
 #[test]
-fn poll_and_drop_of_two_users_are_not_lost() {
+fn drop_beside_another_use_takes_effect() {
     loom::model(|| {
         let (mode, policy) = (ThreadMode::Serial, WaitPolicy::Park);
-        let (connection, engine) =
-            MockConnection::engine_with(mode, policy, Progress::Manual, None);
-        let first = post_recv(&engine);
-        let dropped = add_op(&engine, OpKind::Send);
-        connection.send();
+        let (_mock, engine) = MockConnection::engine_with(mode, policy, Progress::Manual, None);
+        let key = add_op(&engine, OpKind::Send);
         let other = {
             let engine = engine.clone();
             thread::spawn(move || {
-                let mut locked = engine.lock();
-                locked.detach(dropped);
-                locked.finish();
+                engine.apply_or_queue(Update::DropFuture {
+                    key,
+                    cancels: false,
+                });
             })
         };
-        wait_for_op(&engine, first);
+        let (set, mut driver) = (engine.wait_set.clone(), TaskDriver::new(&engine));
+        let mut poll_driver = |cx: &mut Context<'_>| {
+            let readable = |cx: &mut Context<'_>| match set.became_readable(cx.waker()) {
+                true => Poll::Ready(Ok::<_, ()>(())),
+                false => Poll::Pending,
+            };
+            assert!(driver.poll(cx, readable).is_pending(), "the driver ended");
+        };
+        let is_detached = || {
+            let target = engine.peek(|domain| domain.ops.get(key).map(|op| op.target()));
+            target == Some(CompletionTarget::Discard)
+        };
+        // The driver may fall asleep before the drop.
+        block_on(poll_fn(|cx| {
+            poll_driver(cx);
+            Poll::Ready(is_detached())
+        }));
         other.join().expect("other user panicked");
-        let locked = engine.lock();
-        let detached = locked.domain.ops.get(dropped);
-        let target = detached.map(|op| op.target());
-        assert_eq!(target, Some(CompletionTarget::Discard));
+        block_on(poll_fn(|cx| match engine.updates.has_updates() {
+            true => {
+                poll_driver(cx);
+                match engine.updates.has_updates() {
+                    true => Poll::Pending,
+                    false => Poll::Ready(()),
+                }
+            }
+            false => Poll::Ready(()),
+        }));
+        assert!(is_detached());
     });
 }
 

@@ -87,7 +87,7 @@ fn other_thread_is_refused_beside_the_owner() {
             let add = |lock: &DomainLock<u32>| *lock.lock() += 1;
             let panic = catch_unwind(AssertUnwindSafe(|| add(&shared))).unwrap_err();
             let message = panic.downcast_ref::<&str>();
-            assert!(message.is_some_and(|message| message.contains("from another thread")));
+            assert!(message.is_some_and(|message| message.contains("does not own it")));
             assert!(shared.try_lock().is_none());
         };
         let owner = || {

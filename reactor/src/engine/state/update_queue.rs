@@ -1,13 +1,14 @@
-//! Updates from other threads that an engine has not applied.
+//! Updates that an engine has not applied: of other threads, and of drops beside another use.
 
 use std::collections::VecDeque;
 
+use fabric_core::transport::OpKey;
 use fabric_core::{Address, FiAddr};
 
 use super::bindings::AvId;
 use crate::sys::sync::{AtomicBool, Mutex, Ordering, lock};
 
-/// A change that another engine of the domain applies.
+/// A change that an engine applies when it is locked next.
 #[derive(Debug)]
 pub(crate) enum Update {
     /// Insert this address, which gets this handle, into the copy of a vector.
@@ -18,6 +19,18 @@ pub(crate) enum Update {
     CloseAv(AvId),
     /// A region was closed or unlocked, for which accesses may wait.
     RegionChanged,
+    /// The future of an operation was dropped.
+    DropFuture {
+        key: OpKey,
+        /// Whether an operation that has not begun is canceled.
+        cancels: bool,
+    },
+    /// A permit was dropped.
+    DropPermit {
+        key: OpKey,
+        /// Whether a posted operation has taken over the credit.
+        credit_used: bool,
+    },
 }
 
 /// The updates that an engine has not applied.
