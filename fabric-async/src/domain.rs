@@ -219,7 +219,9 @@ impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
         self
     }
 
-    /// Sets the thread model; [`Shared`] by default.
+    /// Sets the thread model; [`Shared`] by default. [`Serial`](thread_model::Serial) and
+    /// [`Pinned`] need an info with [`Threading::Domain`](crate::info::Threading::Domain), `Pinned`
+    /// also manual progress and a current-thread runtime; else [`open`](Self::open) fails.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -309,13 +311,14 @@ impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
     /// none. The driver sleeps while there is nothing to do, and ends with the domain.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when `info` describes another provider or fabric, for socket options that
-    /// this machine does not have, or for an event loop with automatic progress; [`Error::TooLong`]
-    /// for socket buffers above the system's limit; [`Error::NoMatch`] when `info` asks for more
-    /// than the provider offers, also because its network or address has vanished since discovery;
-    /// [`Error::Closed`] when the fabric is closed; [`Error::Runtime`] when progress is manual and
-    /// no Tokio runtime with I/O is running here (with `panic = "abort"`, a runtime without I/O
-    /// ends the process instead); [`Error::Os`], with the call `io_uring_setup` where
+    /// [`Error::Invalid`] when `info` describes another provider or fabric, or does not allow the
+    /// thread model, for socket options that this machine does not have, or for an event loop with
+    /// automatic progress; [`Error::TooLong`] for socket buffers above the system's limit;
+    /// [`Error::NoMatch`] when `info` asks for more than the provider offers, also because its
+    /// network or address has vanished since discovery; [`Error::Closed`] when the fabric is
+    /// closed; [`Error::Runtime`] when progress is manual and no Tokio runtime with I/O is running
+    /// here (with `panic = "abort"`, a runtime without I/O ends the process instead), or, for
+    /// `Pinned`, a multi-thread runtime; [`Error::Os`], with the call `io_uring_setup` where
     /// [`SocketIo::IoUring`] was requested and the kernel refuses it; [`Error::NotReserved`] with
     /// [`MessageModel::ForceLowLatency`].
     pub fn open(self) -> Result<Domain<M>> {

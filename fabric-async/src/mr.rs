@@ -590,7 +590,8 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// the key to peers: accesses of peers that used the key before are not counted.
     ///
     /// Peers send a record for each counted operation, and this process counts while it makes
-    /// progress. A region with a counter has no [windows](crate::Endpoint::window). The counter
+    /// progress. Accesses through endpoints of [other resource domains](crate::resource_domain) are
+    /// not counted. A region with a counter has no [windows](crate::Endpoint::window). The counter
     /// stays open as long as the region.
     ///
     /// # Errors

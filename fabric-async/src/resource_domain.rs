@@ -37,8 +37,11 @@
 //! thread removes an address or closes a region, the resource domain sees that at its next pass, or
 //! at the owner's next call that is not a send or write to a connected peer. Calls on objects that
 //! a parent domain of model [`Serial`](crate::thread_model::Serial) owns, such as address vectors,
-//! are uses of the parent domain. A counter that is bound to a region counts accesses through
-//! endpoints of the domain or resource domain in which the region was opened.
+//! are uses of the parent domain. A counter that is bound to a region of the parent domain does not
+//! count accesses through endpoints of resource domains: a wait for it does not end. Bind the
+//! counter to the endpoint
+//! ([`EndpointBuilder::bind_counter`](crate::EndpointBuilder::bind_counter)), or open region and
+//! counter in the resource domain of the endpoint.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -253,9 +253,9 @@ impl<M: ThreadModel> BindOptions<M> {
         self
     }
 
-    /// Sets the thread model; [`Shared`] by default. [`Serial`](thread_model::Serial) and
-    /// [`Pinned`](thread_model::Pinned) ask for [`Threading::Domain`]: one thread at a time uses
-    /// the endpoint, or only the thread that opens it.
+    /// Sets the thread model; [`Shared`] by default. With [`Serial`](thread_model::Serial) one
+    /// thread at a time may use the endpoint, with [`Pinned`](thread_model::Pinned) only the thread
+    /// that opens it. For both, the hints have [`Threading::Domain`].
     pub fn thread_model<N: ThreadModel>(self) -> BindOptions<N> {
         BindOptions {
             progress: self.progress,
@@ -290,7 +290,10 @@ impl<M: ThreadModel> BindOptions<M> {
     /// Opens the endpoint, as [`Endpoint::bind`].
     ///
     /// # Errors
-    /// As [`Endpoint::bind`].
+    /// As [`Endpoint::bind`]; [`Error::NotReserved`](crate::Error::NotReserved) with
+    /// [`MessageModel::ForceLowLatency`]; for [`Pinned`](thread_model::Pinned)
+    /// [`Error::Invalid`](crate::Error::Invalid) with automatic progress, and
+    /// [`Error::Runtime`](crate::Error::Runtime) on a multi-thread runtime.
     pub async fn bind(self, at: impl ToAddress) -> Result<Endpoint<M>> {
         let found = resolve::resolve_filtered(&at, Scheme::Tcp, |_| true).await?;
         resolve::try_addresses(found, |at| std::future::ready(self.bind_at(&at))).await

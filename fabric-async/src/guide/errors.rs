@@ -57,7 +57,7 @@
 //! | `BrokenPipe` | `Closed`, `ShutDown` |
 //! | `HostUnreachable` | `Unreachable` |
 //! | `PermissionDenied` | `OtherUser` |
-//! | `ResourceBusy` | `Busy` |
+//! | `ResourceBusy` | `Busy`, `ConcurrentUse` |
 //! | `AddrInUse` | `AddressInUse` |
 //! | `AddrNotAvailable` | `AddressNotLocal`, `StaleAddress`, `UnknownSource`, `SourceNotInserted`, `NoSuchHost` |
 //! | `InvalidData` | `Truncated`, `Protocol` |

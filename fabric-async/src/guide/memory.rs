@@ -37,6 +37,10 @@
 //! | [`Gather`] | yes | cannot receive | |
 //! | [`Scatter`] | what it has received | sum of its parts | set for each part |
 //!
+//! In a future that is spawned, `join!` of a send of a literal does not compile: rustc reports that
+//! the implementation of `IoBuf` is not general enough. Send an array, a `Vec` or `Bytes`, or use
+//! `.start()`.
+//!
 //! An array of up to 31 bytes lies in the operation itself: posting it allocates nothing. A longer
 //! one is moved to the heap when its operation has to wait. A `String` cannot be received into,
 //! because a peer may send bytes that are not UTF-8: receive a `Vec<u8>` and convert it.

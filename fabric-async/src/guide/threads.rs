@@ -11,7 +11,7 @@
 //! | atomic read-modify-writes per message over `shm`: awaited; in a batch | 4.3; 0.3 | 3.3; 0.1 | 1.3; 0.0 |
 //! | half round trip of 8 bytes over `shm`, [`Shared`] = 1 (less is better) | 1 | 1.0 | 1.03 |
 //! | messages per second, [`Shared`] = 1 (more is better): awaited; in batches | 1 | 1.0; 1.0 | 1.04; 1.0 |
-//! | required [`Threading`] (resource domains: any) | any | [`Threading::Domain`] | [`Threading::Domain`] |
+//! | required [`Threading`] of the info (`Endpoint::options` sets it; resource domains need none) | any | [`Threading::Domain`] | [`Threading::Domain`] |
 //! | progress | manual or automatic | manual or automatic | manual |
 //! | driver | a task, a thread, or an event loop | a task, a thread, or an event loop | a task on the same thread, or an event loop |
 //! | asynchronous registration | yes | no | no, because it opens regions on other threads |
@@ -26,8 +26,9 @@
 //! runtime, such as a server that shards its clients by core. The compiler then keeps the objects
 //! of a core on its thread, and no thread makes another one wait for a lock. Messages
 //! do not get faster: an uncontended lock costs little compared with moving cache lines. Take
-//! [`Serial`] to have overlapping calls reported, if one task uses the domain or a lock of your own
-//! orders the calls. The model is a type parameter of all handles. Moving a
+//! [`Serial`] to have overlapping calls reported, if one task uses the domain, or if tasks hold a
+//! lock for the whole `.await`: each poll is a use, so a lock around the posts is not enough. The
+//! model is a type parameter of all handles. Moving a
 //! [`Pinned`] handle to another thread does not compile:
 //!
 //! ```compile_fail,E0277
@@ -61,26 +62,19 @@
 //! # let at: Address = format!("shm://threads-of-the-guide-{}", std::process::id()).parse()?; /*
 //! let at: Address = "shm://core-1".parse()?;
 //! # */
-//! let core = std::thread::spawn({
-//!     let at = at.clone();
-//!     move || on_its_own_runtime(serve(at))
-//! });
-//! let sent = on_its_own_runtime(async {
-//!     let ep = Endpoint::options().thread_model::<Pinned>().bind("shm://").await?;
-//!     let peer = loop {
-//!         match ep.add_peer(&at).await {
-//!             Ok(peer) => break peer,
-//!             // The other thread has not bound its address yet.
-//!             Err(_) => tokio::time::sleep(std::time::Duration::from_millis(1)).await,
-//!         }
-//!     };
-//!     Ok::<_, fabric_async::Error>(ep.send(peer, "hello, core").await?.len())
-//! })?;
-//! assert_eq!(sent, core.join().expect("no panic")?);
+//! let core = std::thread::spawn({ let at = at.clone(); move || on_its_own_runtime(serve(at)) });
+//! let sent = on_its_own_runtime(async { let ep =
+//! Endpoint::options().thread_model::<Pinned>().bind("shm://").await?; let peer = loop { match
+//! ep.add_peer(&at).await { Ok(peer) => break peer, // The other thread has not bound its address
+//! yet. Err(fabric_async::Error::NoSuchPeer(_)) =>
+//! tokio::time::sleep(std::time::Duration::from_millis(1)).await, } }; Ok::<_,
+//! fabric_async::Error>(ep.send(peer, "hello, core").await?.len()) })?; assert_eq!(sent,
+//! core.join().expect("no panic")?);
 //! # Ok(()) }
 //! ```
 //!
-//! The example `thread_per_core` passes messages around all cores of the machine.
+//! The example `thread_per_core` passes messages around all cores of the machine. The library binds
+//! no thread to a core: bind the threads yourself, for example by `taskset` or `sched_setaffinity`.
 //!
 //! # Resource domains
 //!
@@ -214,17 +208,19 @@
 //! once. A task that uses the domain may move between threads, and threads may take turns under a
 //! lock of the program. If a call finds another thread inside a call on the domain:
 //!
-//! * A call that posts or configures fails with [`Error::ConcurrentUse`] (`FI_EBUSY`). It has had
-//!   no effect, and returns the buffer.
+//! * Posts (`start`, `post`, `inject`, `reserve`, `flush`), `add_peer`, `insert`, and calls that
+//!   open, bind or enable an object fail with [`Error::ConcurrentUse`] (`FI_EBUSY`). They have had
+//!   no effect, and return the buffer.
 //! * Any other call waits until the other thread has left: polls of posted operations, reads of
 //!   queues, counters, address vectors and statistics, cancels, removals, closes, drops of objects,
 //!   and bindings of event queues. So no completion and no cancellation is lost.
 //! * The drop of an operation or permit returns at once. It takes effect when the other thread has
 //!   left.
 //!
-//! The other thread's call is not disturbed. [`DomainStats::concurrent_uses`] counts the calls that
-//! were refused or had to wait, and [`EventKind::ConcurrentUse`] reports the first at the domain's
-//! next pass.
+//! The other thread's current call is not disturbed. The refused call may be that of the owner:
+//! `ConcurrentUse` does not say which thread broke the promise. [`DomainStats::concurrent_uses`]
+//! counts the calls that were refused or had to wait, and [`EventKind::ConcurrentUse`] reports the
+//! first at the domain's next pass.
 //!
 //! ```
 //! use fabric_async::thread_model::Serial;

@@ -37,15 +37,15 @@ pub struct DomainConfig {
 ///
 /// | | [`Default`](Self::Default) | [`LowLatency`](Self::LowLatency) | [`HighBandwidth`](Self::HighBandwidth) | [`ForceLowLatency`](Self::ForceLowLatency) |
 /// |---|---|---|---|---|
-/// | messages of `post_all`, `inject_all` | one doorbell, or one write, for up to 32 | each at once | as default | each at once |
+/// | messages of `post_all`, `inject_all` | one doorbell, or one write, for up to 32 | each at once | as `Default` | each at once |
 /// | messages posted one by one, over `tcp` | the first after a pass at once, others with the next pass | each at once | all with the next pass | each at once |
 /// | the same over `udp` | each at once | each at once | all with the next pass | each at once |
-/// | connections over `shm` that every pass polls | active ones, and 8 idle ones | active ones, and 64 idle ones | as default | all |
+/// | connections over `shm` that every pass polls | active ones, and 8 idle ones | active ones, and 64 idle ones | as `Default` | all |
 /// | longest spinning of a driver before it sleeps | 100 microseconds | 1 millisecond | 20 microseconds | 1 millisecond |
 /// | connected endpoints over `tcp` that every pass polls | active ones | active ones | active ones | all |
-/// | a task's poll spins | if spinning has recently found work | always | as default | always |
+/// | a task's poll spins | if spinning has recently found work | always | as `Default` | always |
 /// | sockets over `tcp` | as configured | as configured | as configured | io_uring |
-/// | reserved | nothing | nothing | nothing | a core |
+/// | counts as one of the cores that the process may use | no | no | no | yes |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[doc(alias = "ibv_exp_msg_model")]
 pub enum MessageModel {
@@ -62,11 +62,12 @@ pub enum MessageModel {
     /// awaited leaves at once.
     #[doc(alias = "IBV_EXP_MSG_HIGH_BW")]
     HighBandwidth,
-    /// As `LowLatency`, with a reserved core: waiting tasks spin (policy
-    /// [`WaitPolicy::Spin`]). Opening fails with
+    /// As `LowLatency`, and waiting tasks always spin: the wait policy is [`WaitPolicy::Spin`]
+    /// instead of [`WaitPolicy::Adaptive`]. A domain counts as one of the cores that the process
+    /// may use; no thread is bound to a core. Opening fails with
     /// [`Error::NotReserved`](crate::Error::NotReserved) in these cases:
     ///
-    /// * The process has as many such domains as cores.
+    /// * As many domains and resource domains of this model are open as the process may use cores.
     /// * The wait policy is [`WaitPolicy::Park`].
     /// * Over `tcp`, sockets are configured for epoll, or the kernel refuses an io_uring instance.
     #[doc(alias = "IBV_EXP_MSG_FORCE_LOW_LATENCY")]

@@ -125,7 +125,7 @@ impl ReservedCore {
     pub(crate) fn reserve(policy: WaitPolicy) -> Result<Self> {
         if policy == WaitPolicy::Park {
             return Err(Error::NotReserved(
-                "it spins, and the wait policy is Park".into(),
+                "the model waits by spinning; do not set WaitPolicy::Park".into(),
             ));
         }
         let cores = core_count();
@@ -135,7 +135,8 @@ impl ReservedCore {
         match reserved {
             Ok(_) => Ok(Self(())),
             Err(count) => Err(Error::NotReserved(format!(
-                "{count} domains spin, and this process has {cores} cores"
+                "{count} such domains are open, and this process may use {cores} cores; close one, \
+                 or use LowLatency"
             ))),
         }
     }

@@ -94,11 +94,11 @@ impl IoBackend {
         io: SocketIo,
     ) -> Result<Self> {
         if io == SocketIo::Epoll {
-            let why = "it spins on io_uring, and socket_io is Epoll".into();
+            let why = "the model needs io_uring; do not set SocketIo::Epoll".into();
             return Err(Error::NotReserved(why));
         }
         Self::open(wait_set, progress, SocketIo::IoUring)
-            .map_err(|error| Error::NotReserved(format!("it spins on io_uring: {error}")))
+            .map_err(|error| Error::NotReserved(format!("the model needs io_uring: {error}")))
     }
 
     fn open_with_default(
