@@ -75,8 +75,9 @@ impl Memfd {
     ///
     /// # Errors
     /// [`Error::Invalid`] when the descriptor is not one of `memfd_create`, when the memory is
-    /// empty, sealed against writing, or cannot be sealed (it needs `MFD_ALLOW_SEALING`);
-    /// [`Error::TooLong`]; [`Error::Os`] without memory. An error closes the descriptor.
+    /// empty, sealed against writing, cannot be sealed (it needs `MFD_ALLOW_SEALING`), or ends
+    /// within a huge page; [`Error::TooLong`]; [`Error::Os`] without memory. An error closes the
+    /// descriptor.
     pub fn new(memory: impl Into<OwnedFd>) -> Result<Self> {
         let fd = memory.into();
         let (len, page_len) = memfd::prepare(&fd)?;
