@@ -13,10 +13,10 @@
 //! mapping reserves the pages that are not allocated, except for a page of which the file has only
 //! a part, so the length must be a multiple of the page size.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use fabric_core::{Error, Result};
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
@@ -173,6 +173,16 @@ pub(crate) fn prepare(memory: &OwnedFd) -> Result<(usize, usize)> {
     }
     allocate(memory, len)?;
     Ok((len, page_len))
+}
+
+/// Opens memory again. Flags and the position belong to the open file description, so those of the
+/// result are its own.
+///
+/// # Errors
+/// Errors of the operating system, also without `/proc`.
+pub(crate) fn reopen(memory: &OwnedFd) -> Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(os_error("open"))
 }
 
 /// Prevents further seals of memory from [`prepare`], and, unless it is `writable` for peers,

@@ -41,7 +41,11 @@ pub struct Memfd {
 #[derive(Debug)]
 struct MappedMemfd {
     mapping: SharedMapping,
+    /// The descriptor of the program.
     fd: OwnedFd,
+    /// The descriptor that peers are granted, of another open file description: peers could set the
+    /// flags and the position of the program's.
+    granted: OwnedFd,
     page_len: usize,
 }
 
@@ -49,8 +53,8 @@ impl Memfd {
     /// Creates memory of `len` zeroed bytes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a length of 0; [`Error::TooLong`]; [`Error::Os`] without descriptors
-    /// or memory.
+    /// [`Error::Invalid`] for a length of 0; [`Error::TooLong`]; [`Error::Os`] without descriptors,
+    /// memory, or `/proc`.
     pub fn create(len: usize) -> Result<Self> {
         check_len(len)?;
         memfd::check_available(len)?;
@@ -76,17 +80,19 @@ impl Memfd {
     /// # Errors
     /// [`Error::Invalid`] when the descriptor is not one of `memfd_create`, when the memory is
     /// empty, sealed against writing, cannot be sealed (it needs `MFD_ALLOW_SEALING`), or ends
-    /// within a huge page; [`Error::TooLong`]; [`Error::Os`] without memory. An error closes the
-    /// descriptor.
+    /// within a huge page; [`Error::TooLong`]; [`Error::Os`] without descriptors, memory, or
+    /// `/proc`. An error closes the descriptor.
     pub fn new(memory: impl Into<OwnedFd>) -> Result<Self> {
         let fd = memory.into();
         let (len, page_len) = memfd::prepare(&fd)?;
+        let granted = memfd::reopen(&fd)?;
         let owner = MemoryOwner::ThisProcess;
         let mapping = SharedMapping::map_body(&fd, (len, page_len), None, true, owner)?;
         Ok(Self {
             inner: Arc::new(MappedMemfd {
                 mapping,
                 fd,
+                granted,
                 page_len,
             }),
         })
@@ -152,7 +158,7 @@ pub(crate) struct MemfdRegion {
 impl MemfdRegion {
     /// Returns the descriptors to grant to peers: of the memory, and of its head.
     pub(crate) fn fds(&self) -> (BorrowedFd<'_>, BorrowedFd<'_>) {
-        (self.memory.fd.as_fd(), self.head.fd())
+        (self.memory.granted.as_fd(), self.head.fd())
     }
 }
 
@@ -200,7 +206,7 @@ impl RegionMemory for MemfdRegion {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+    use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, SealFlags, SeekFrom};
 
     use super::super::shared_memory::map_body_from_peer;
     use super::*;
@@ -308,6 +314,23 @@ mod tests {
         region.write(0, b"the owner writes");
         let writable = memfd_region(&memory, READ_WRITE).unwrap();
         assert!(writable.is_served_by_owner(), "the seals are final");
+    }
+
+    /// Flags and the position belong to the open file description: those of the program's
+    /// descriptor are not the peers' to set.
+    #[test]
+    fn peers_do_not_share_the_open_file_description() {
+        let memory = Memfd::create(10_000).unwrap();
+        let region = memfd_region(&memory, Access::REMOTE_READ).unwrap();
+        let (granted, _) = as_region(&region).fds();
+        rustix::fs::fcntl_setfl(granted, OFlags::APPEND).unwrap();
+        rustix::fs::seek(granted, SeekFrom::Start(9)).unwrap();
+        assert_eq!(rustix::fs::tell(&memory), Ok(0));
+        assert!(
+            !rustix::fs::fcntl_getfl(&memory)
+                .unwrap()
+                .contains(OFlags::APPEND)
+        );
     }
 
     #[test]
