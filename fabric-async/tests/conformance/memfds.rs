@@ -119,6 +119,7 @@ pub(crate) async fn registrations_of_one_memory_are_independent(setup: Setup) {
 pub(crate) async fn peers_get_only_the_rights_of_the_region(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
+    let taken = b.domain.alloc(8, READ_WRITE).unwrap();
     let write_twice = async |first: Access, mapped: [usize; 2]| {
         let memory = Memfd::create(10_000).unwrap();
         let register = |access| b.domain.register_memfd(&memory, access, None).unwrap();
@@ -127,6 +128,10 @@ pub(crate) async fn peers_get_only_the_rights_of_the_region(setup: Setup) {
         } else {
             READ_WRITE
         };
+        // A refused registration does not count.
+        for (access, key) in [(second, Some(taken.key())), (Access::empty(), None)] {
+            b.domain.register_memfd(&memory, access, key).unwrap_err();
+        }
         for (access, expected_mapped) in [first, second].into_iter().zip(mapped) {
             let region = register(access);
             region.write(0, b"by owner").unwrap();
