@@ -107,7 +107,7 @@ impl MrRegistration {
         let mr_mode = domain.info.domain.mr_mode;
         let (len, address) = (memory.len(), memory.address());
         check_pages(domain, &*memory, 0..len, mr_mode)?;
-        let key = domain.engine.open_region(memory, access, key)?;
+        let key = domain.engine.open_region(memory.clone(), access, key)?;
         let by_address = mr_mode.contains(MrMode::VIRT_ADDR);
         let base = if by_address { address } else { 0 };
         let remote_key = if mr_mode.contains(MrMode::RAW) {
@@ -126,6 +126,7 @@ impl MrRegistration {
             event: None,
         });
         registration.node.attach_to_parent()?;
+        memory.on_registered();
         Ok(registration)
     }
 

@@ -107,6 +107,9 @@ pub trait RegionMemory: Any + Debug + Send + Sync {
         Ok(())
     }
 
+    /// Handles that the memory was registered, and not refused.
+    fn on_registered(&self) {}
+
     /// Returns whether peers reach the memory only through its owner's process.
     fn is_served_by_owner(&self) -> bool {
         false

@@ -110,6 +110,7 @@
 //! * `shutdown`, or dropping the stream, ends the stream to the peer: the peer reads all bytes and
 //!   then the end of file. The peer can still write until it ends its own direction.
 //! * `flush` and `shutdown` return when no write is in flight. After that the process may exit.
+//!   Over `tcp`, read to the end of file before: an exit with unread input resets the connection.
 //! * A dropped stream leaves its writes in flight to a task. A runtime that is shut down ends that
 //!   task: call `shutdown` before the program ends.
 //! * When the process of the peer dies, reads return what has arrived, and then

@@ -168,7 +168,9 @@ fn io_error(error: Error) -> io::Error {
 /// its peer does not read. An empty write sends nothing.
 ///
 /// `flush` waits until no write is in flight: afterwards the process may end, and the peer still
-/// gets the bytes. It does not wait until the peer has read them.
+/// gets the bytes. It does not wait until the peer has read them. Over `tcp`, read up to the end of
+/// file before the process ends: the exit of a process with unread input resets the connection, as
+/// that of any TCP socket, and what the peer's kernel does not have yet is lost.
 ///
 /// `shutdown` ends the stream to the peer, which reads the end of file after all bytes, and waits
 /// as `flush` does. Later writes fail with [`BrokenPipe`](io::ErrorKind::BrokenPipe). Reads go on.

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use fabric_async::buf::Memfd;
 use fabric_async::extension::ShmExtension;
 use fabric_async::{Access, Error, FiAddr};
+use rustix::fs::{FallocateFlags, MemfdFlags};
 
 use crate::endpoint_fixture::{EndpointFixture, endpoint_pair};
 use crate::harness::skip_scenario;
@@ -118,6 +119,7 @@ pub(crate) async fn registrations_of_one_memory_are_independent(setup: Setup) {
 pub(crate) async fn peers_get_only_the_rights_of_the_region(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
+    let taken = b.domain.alloc(8, READ_WRITE).unwrap();
     let write_twice = async |first: Access, mapped: [usize; 2]| {
         let memory = Memfd::create(10_000).unwrap();
         let register = |access| b.domain.register_memfd(&memory, access, None).unwrap();
@@ -126,6 +128,10 @@ pub(crate) async fn peers_get_only_the_rights_of_the_region(setup: Setup) {
         } else {
             READ_WRITE
         };
+        // A refused registration does not count.
+        for (access, key) in [(second, Some(taken.key())), (Access::empty(), None)] {
+            b.domain.register_memfd(&memory, access, key).unwrap_err();
+        }
         for (access, expected_mapped) in [first, second].into_iter().zip(mapped) {
             let region = register(access);
             region.write(0, b"by owner").unwrap();
@@ -189,8 +195,14 @@ pub(crate) async fn huge_pages_are_registered_in_place(setup: Setup) {
     }
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
-    let refused = Memfd::create_huge(len + 1).unwrap_err();
-    assert!(refused.to_string().contains(&len.to_string()), "{refused}");
+    // Of memory that ends within a huge page, a mapping would change the length.
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+    let partial = rustix::fs::memfd_create("partial", flags).unwrap();
+    rustix::fs::fallocate(&partial, FallocateFlags::empty(), 0, 10_000).unwrap();
+    for refused in [Memfd::create_huge(len + 1), Memfd::new(partial)] {
+        let refused = refused.unwrap_err();
+        assert!(refused.to_string().contains(&len.to_string()), "{refused}");
+    }
     for (access, expected_mapped) in [(Access::REMOTE_READ, 1), (READ_WRITE, 0)] {
         let memory = match Memfd::create_huge(len) {
             Ok(memory) => memory,

@@ -12,6 +12,7 @@ use tokio::net::TcpSocket;
 
 use crate::health::assert_still_works;
 use crate::leak_check::{ResourceUsage, run_in_own_process};
+use crate::rma::recv_region;
 use crate::run;
 use crate::test_peer::{TestPeer, wait_for_parent};
 
@@ -253,16 +254,18 @@ fn at_fd_limit_operations_fail_and_recover() {
             let _limited = set_rlimit(Resource::Nofile, 64);
             run(async {
                 let host = ConnectedFixture::open().await;
-                let target = TestPeer::start("rma_target", &host.ep.name().to_string());
-                let announcement = host.ep.recv().await.unwrap();
-                let (owner, remote) = (
-                    announcement.source().unwrap(),
-                    RemoteRegion::from_bytes(&announcement).unwrap(),
-                );
+                let (mut targets, mut regions) = (Vec::new(), Vec::new());
+                // A grant of the latter has two descriptors.
+                for role in ["rma_target", "memfd_target"] {
+                    targets.push(TestPeer::start(role, &host.ep.name().to_string()));
+                    let (owner, remote) = recv_region(&host.ep).await;
+                    // Connects first, so that an access lacks only descriptors for the region.
+                    let unknown = RemoteRegion::new(remote.key ^ 1, 1, Access::REMOTE_READ);
+                    host.ep.read(owner, unknown.slice(..)).await.unwrap_err();
+                    regions.push((owner, remote));
+                }
                 let other = Endpoint::bind("shm://").await.unwrap();
                 let unconnected = host.ep.address_vector().insert(other.name()).unwrap();
-                // Connects first, so that the write lacks only a descriptor for the region.
-                host.ep.send(owner, "hello").await.unwrap();
                 let before = ResourceUsage::wait_stable().await;
 
                 let files = exhaust_descriptors(0);
@@ -271,16 +274,14 @@ fn at_fd_limit_operations_fail_and_recover() {
                     matches!(refused, Error::Os { errno: EMFILE, .. }),
                     "{refused}"
                 );
-                let refused = host
-                    .ep
-                    .write(owner, remote.at(0), "hello")
-                    .await
-                    .unwrap_err()
-                    .error;
-                assert!(
-                    refused.to_string().contains("no descriptor left"),
-                    "{refused}"
-                );
+                for &(owner, remote) in &regions {
+                    let write = host.ep.write(owner, remote.at(0), "hello");
+                    let refused = write.await.unwrap_err().error;
+                    assert!(
+                        refused.to_string().contains("no descriptor left"),
+                        "{refused}"
+                    );
+                }
                 let refused = host.ep.domain().try_loan(100).map(drop).unwrap_err();
                 assert!(
                     matches!(refused, Error::Os { errno: EMFILE, .. }),
@@ -305,14 +306,14 @@ fn at_fd_limit_operations_fail_and_recover() {
                 drop(files);
                 before.wait_restored().await;
 
-                host.ep.write(owner, remote.at(0), "hello").await.unwrap();
-                assert_eq!(
-                    &host.ep.read(owner, remote.slice(..5)).await.unwrap()[..],
-                    b"hello"
-                );
+                for (owner, remote) in regions {
+                    host.ep.write(owner, remote.at(0), "hello").await.unwrap();
+                    let read = host.ep.read(owner, remote.slice(..5)).await.unwrap();
+                    assert_eq!(&read[..], b"hello");
+                }
                 host.ep.send(unconnected, "hello").await.unwrap();
                 assert_eq!(&other.recv().await.unwrap()[..], b"hello");
-                drop(target);
+                drop(targets);
                 assert_still_works(&host.ep).await;
             });
         },

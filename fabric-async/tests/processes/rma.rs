@@ -8,7 +8,7 @@ use fabric_async::atomic::AtomicOp;
 use fabric_async::{
     Access, DownReason, Endpoint, Error, EventKind, FiAddr, RemoteAddr, RemoteRegion,
 };
-use rustix::fs::SealFlags;
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
@@ -16,7 +16,9 @@ use rustix::net::{
 
 use crate::health::{assert_still_works, kill_within_two_ms};
 use crate::hostile::{READY_CODE, connect_raw, encode_hello, sealed_memfd, send_with_fds};
+use crate::leak_check::run_in_own_process;
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
@@ -449,5 +451,56 @@ fn invalid_key_responses_fail_the_operation() {
         );
         drop(responding.join().unwrap());
         assert_still_works(&ep).await;
+    });
+}
+
+/// Length of memory that ends within a huge page.
+const PARTIAL_PAGE_LEN: u64 = 10_000;
+
+/// Creates memory that ends within a huge page, which was freed. A page behind the end of the
+/// memory is allocated instead.
+fn memory_without_its_huge_page() -> rustix::io::Result<OwnedFd> {
+    let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+    let memory = rustix::fs::memfd_create("hostile", flags)?;
+    let page = rustix::fs::fstatfs(&memory)?.f_bsize as u64;
+    rustix::fs::fallocate(&memory, FallocateFlags::empty(), 0, PARTIAL_PAGE_LEN)?;
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&memory, punch, 0, page)?;
+    rustix::fs::fallocate(&memory, FallocateFlags::KEEP_SIZE, page, page)?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&memory, seals)?;
+    Ok(memory)
+}
+
+/// An access to a huge page of which the file has only a part raises `SIGBUS` unless the page is
+/// allocated.
+#[test]
+fn partial_huge_page_of_a_peer_is_not_mapped() {
+    run_in_own_process("rma::partial_huge_page_of_a_peer_is_not_mapped", || {
+        let memory = match memory_without_its_huge_page() {
+            Ok(memory) => memory,
+            Err(errno) => return skip(Facility::HugePages, errno),
+        };
+        run(async {
+            let ep = Endpoint::bind("shm://").await.unwrap();
+            let name = format!("huge-{}", std::process::id());
+            let listener = RawShmListener::listen(&name);
+            let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
+            let remote = RemoteRegion::new(5, PARTIAL_PAGE_LEN, Access::REMOTE_READ);
+            let read = ep.read(peer, remote.slice(..8)).start().unwrap();
+            let head = sealed_memfd(4096, SealFlags::SHRINK | SealFlags::SEAL);
+            rustix::io::pwrite(&head, &1u32.to_ne_bytes(), 0).unwrap();
+            let responding = std::thread::spawn(move || {
+                listener.answer_key_query(&encode_grant(5, PARTIAL_PAGE_LEN, 1), &[&memory, &head])
+            });
+            let failed = read.await.unwrap_err();
+            assert!(
+                failed.error.to_string().contains("a part of a huge page"),
+                "{}",
+                failed.error
+            );
+            drop(responding.join().unwrap());
+            assert_still_works(&ep).await;
+        });
     });
 }

@@ -251,7 +251,9 @@ impl RegionMemory for RegisteredMemory {
     fn address(&self) -> u64 {
         let mut state = self.lock();
         state.note_addresses(&self.segment_lens);
-        state.addresses.first().copied().unwrap_or_default()
+        // Segments before the first byte may be empty.
+        let first = pieces(&self.segment_lens, 0, 1).next();
+        first.map_or(0, |(index, _)| state.addresses[index])
     }
 
     fn addresses(&self, range: Range<usize>) -> Vec<(u64, usize)> {
@@ -360,6 +362,15 @@ mod tests {
             filled.pieces().collect::<Vec<_>>(),
             [&expected[..3], &[], &expected[3..8], &expected[8..]]
         );
+    }
+
+    #[test]
+    fn address_is_that_of_the_first_byte() {
+        let segments = [vec![0u8; 0], vec![], vec![0; 5], vec![0; 1]];
+        let first = segments[2].as_ptr().addr() as u64;
+        let memory = RegisteredMemory::new(Scatter::from(segments).into_any()).unwrap();
+        assert_eq!(memory.address(), first);
+        assert_eq!(memory.addresses(0..5), [(first, 5)]);
     }
 
     #[test]

@@ -9,12 +9,14 @@
 //!
 //! Ordinary pages that were freed are allocated again by the next access. For a huge page
 //! (`MFD_HUGETLB`) the pool may have none, and the access faults. So a process maps the huge pages
-//! of a peer only if they are sealed against writing, which also keeps them from being freed.
+//! of a peer only if they are sealed against writing, which also keeps them from being freed. The
+//! mapping reserves the pages that are not allocated, except for a page of which the file has only
+//! a part, so the length must be a multiple of the page size.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use fabric_core::{Error, Result};
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
@@ -75,15 +77,20 @@ pub(crate) fn create_sparse(name: &str, size: usize, allocated: usize) -> Result
 /// Those of [`create`]; [`Error::Invalid`] for a size that is not a multiple of the page size.
 pub(crate) fn create_huge(name: &str, size: usize) -> Result<OwnedFd> {
     let memory = create_empty(name, size, MemfdFlags::HUGETLB)?;
-    let page_len = page_len(&memory)?;
-    if !size.is_multiple_of(page_len) {
-        return Err(Error::Invalid {
-            what: "length of memory",
-            why: format!("{size} is not a multiple of the {page_len} bytes of a huge page"),
-        });
-    }
+    check_whole_pages(size, page_len(&memory)?)?;
     allocate(&memory, size)?;
     Ok(memory)
+}
+
+/// Checks that the length of memory is a multiple of the bytes of its huge pages.
+fn check_whole_pages(len: usize, page_len: usize) -> Result<()> {
+    if len.is_multiple_of(page_len) {
+        return Ok(());
+    }
+    Err(Error::Invalid {
+        what: "length of memory",
+        why: format!("{len} is not a multiple of the {page_len} bytes of a huge page"),
+    })
 }
 
 /// Creates empty memory, which will have `size` bytes.
@@ -107,7 +114,7 @@ fn allocate(memory: &OwnedFd, len: usize) -> Result<()> {
 }
 
 /// Returns the bytes of a page of memory.
-fn page_len(memory: &OwnedFd) -> Result<usize> {
+fn page_len(memory: impl AsFd) -> Result<usize> {
     let file_system = rustix::fs::fstatfs(memory).map_err(os_error("fstatfs"))?;
     let page_len = usize::try_from(file_system.f_bsize).unwrap_or(0);
     Ok(page_len.max(rustix::param::page_size()))
@@ -131,6 +138,7 @@ pub(crate) fn prepare(memory: &OwnedFd) -> Result<(usize, usize)> {
             "it is sealed against writing; clone the Memfd that has registered it",
         ));
     }
+    let (page_len, file_system) = (page_len(memory)?, file_system(memory)?);
     let checked_status = || {
         let status = rustix::fs::fstat(memory).map_err(os_error("fstat"))?;
         match usize::try_from(status.st_size).unwrap_or(0) {
@@ -140,7 +148,12 @@ pub(crate) fn prepare(memory: &OwnedFd) -> Result<(usize, usize)> {
                 len,
                 limit: MAX_LEN,
             }),
-            len => Ok((len, usize::try_from(status.st_blocks).unwrap_or(0))),
+            len => {
+                if file_system == FileSystem::Hugetlbfs {
+                    check_whole_pages(len, page_len)?;
+                }
+                Ok((len, usize::try_from(status.st_blocks).unwrap_or(0)))
+            }
         }
     };
     // Memory that is refused for its length is not sealed.
@@ -154,13 +167,22 @@ pub(crate) fn prepare(memory: &OwnedFd) -> Result<(usize, usize)> {
     }
     // The length is final since the seals.
     let (len, blocks) = checked_status()?;
-    let (page_len, file_system) = (page_len(memory)?, file_system(memory)?);
     let allocated = blocks.saturating_mul(BLOCK_LEN);
     if file_system == FileSystem::Tmpfs && allocated < len {
         check_available(len - allocated)?;
     }
     allocate(memory, len)?;
     Ok((len, page_len))
+}
+
+/// Opens memory again. Flags and the position belong to the open file description, so those of the
+/// result are its own.
+///
+/// # Errors
+/// Errors of the operating system, also without `/proc`.
+pub(crate) fn reopen(memory: &OwnedFd) -> Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(os_error("open"))
 }
 
 /// Prevents further seals of memory from [`prepare`], and, unless it is `writable` for peers,
@@ -264,8 +286,11 @@ pub(crate) fn check_received_body(memory: &impl AsFd, size: usize) -> Result<usi
     if check_sealed(memory, size, size)? == FileSystem::Tmpfs {
         return Ok(rustix::param::page_size());
     }
-    let file_system = rustix::fs::fstatfs(memory).map_err(|_| "shared memory has no page size")?;
-    usize::try_from(file_system.f_bsize).map_err(|_| "shared memory has no page size")
+    let page_len = page_len(memory).map_err(|_| "shared memory has no page size")?;
+    if !size.is_multiple_of(page_len) {
+        return Err("shared memory ends in a part of a huge page");
+    }
+    Ok(page_len)
 }
 
 /// Checks that a descriptor of a peer is sealed memory of `size` bytes, of which this many bytes

@@ -12,7 +12,7 @@
 //! whose seals are final.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use fabric_core::atomic::{AtomicOp, Datatype};
 use fabric_core::flags::Access;
@@ -41,7 +41,11 @@ pub struct Memfd {
 #[derive(Debug)]
 struct MappedMemfd {
     mapping: SharedMapping,
+    /// The descriptor of the program.
     fd: OwnedFd,
+    /// The descriptor that peers are granted, of another open file description: peers could set the
+    /// flags and the position of the program's.
+    granted: OwnedFd,
     page_len: usize,
 }
 
@@ -49,8 +53,8 @@ impl Memfd {
     /// Creates memory of `len` zeroed bytes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a length of 0; [`Error::TooLong`]; [`Error::Os`] without descriptors
-    /// or memory.
+    /// [`Error::Invalid`] for a length of 0; [`Error::TooLong`]; [`Error::Os`] without descriptors,
+    /// memory, or `/proc`.
     pub fn create(len: usize) -> Result<Self> {
         check_len(len)?;
         memfd::check_available(len)?;
@@ -75,17 +79,20 @@ impl Memfd {
     ///
     /// # Errors
     /// [`Error::Invalid`] when the descriptor is not one of `memfd_create`, when the memory is
-    /// empty, sealed against writing, or cannot be sealed (it needs `MFD_ALLOW_SEALING`);
-    /// [`Error::TooLong`]; [`Error::Os`] without memory. An error closes the descriptor.
+    /// empty, sealed against writing, cannot be sealed (it needs `MFD_ALLOW_SEALING`), or ends
+    /// within a huge page; [`Error::TooLong`]; [`Error::Os`] without descriptors, memory, or
+    /// `/proc`. An error closes the descriptor.
     pub fn new(memory: impl Into<OwnedFd>) -> Result<Self> {
         let fd = memory.into();
         let (len, page_len) = memfd::prepare(&fd)?;
+        let granted = memfd::reopen(&fd)?;
         let owner = MemoryOwner::ThisProcess;
         let mapping = SharedMapping::map_body(&fd, (len, page_len), None, true, owner)?;
         Ok(Self {
             inner: Arc::new(MappedMemfd {
                 mapping,
                 fd,
+                granted,
                 page_len,
             }),
         })
@@ -129,12 +136,11 @@ fn check_len(len: usize) -> Result<()> {
 /// # Errors
 /// [`Error::Os`] without descriptors or memory.
 pub fn memfd_region(memory: &Memfd, access: Access) -> Result<Arc<dyn RegionMemory>> {
-    let head = SharedMemory::create(0, Access::REMOTE_READ)?;
-    let is_writable = access.contains(Access::REMOTE_WRITE);
     Ok(Arc::new(MemfdRegion {
-        is_mappable: memfd::seal_for_peers(&memory.inner.fd, is_writable),
         memory: memory.inner.clone(),
-        head,
+        head: SharedMemory::create(0, Access::REMOTE_READ)?,
+        is_writable: access.contains(Access::REMOTE_WRITE),
+        is_mappable: OnceLock::new(),
     }))
 }
 
@@ -144,14 +150,16 @@ pub(crate) struct MemfdRegion {
     memory: Arc<MappedMemfd>,
     /// Has the validity word of this registration.
     head: SharedMemory,
-    /// Whether peers can map the memory with the rights of the region.
-    is_mappable: bool,
+    is_writable: bool,
+    /// Whether peers can map the memory with the rights of the region. Unset until the memory is
+    /// sealed.
+    is_mappable: OnceLock<bool>,
 }
 
 impl MemfdRegion {
     /// Returns the descriptors to grant to peers: of the memory, and of its head.
     pub(crate) fn fds(&self) -> (BorrowedFd<'_>, BorrowedFd<'_>) {
-        (self.memory.fd.as_fd(), self.head.fd())
+        (self.memory.granted.as_fd(), self.head.fd())
     }
 }
 
@@ -192,14 +200,21 @@ impl RegionMemory for MemfdRegion {
         self.memory.mapping.address()
     }
 
+    /// Seals the memory for the rights of the region. Seals are final, so a refused registration
+    /// adds none.
+    fn on_registered(&self) {
+        let seal = || memfd::seal_for_peers(&self.memory.fd, self.is_writable);
+        self.is_mappable.get_or_init(seal);
+    }
+
     fn is_served_by_owner(&self) -> bool {
-        !self.is_mappable
+        self.is_mappable.get() != Some(&true)
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+    use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, SealFlags, SeekFrom};
 
     use super::super::shared_memory::map_body_from_peer;
     use super::*;
@@ -217,6 +232,13 @@ mod tests {
         512 * rustix::fs::fstat(memory).unwrap().st_blocks
     }
 
+    /// Returns a registered region.
+    fn registered(memory: &Memfd, access: Access) -> Arc<dyn RegionMemory> {
+        let region = memfd_region(memory, access).unwrap();
+        region.on_registered();
+        region
+    }
+
     fn as_region(region: &Arc<dyn RegionMemory>) -> &MemfdRegion {
         let region: &dyn std::any::Any = &**region;
         region.downcast_ref().unwrap()
@@ -231,7 +253,7 @@ mod tests {
         assert!(memory.len() == 10_000 && allocated(&memory) >= 10_000);
         let sizes = [9_999, 10_001].map(|len| rustix::fs::ftruncate(&memory, len));
         assert!(sizes.iter().all(Result::is_err));
-        let region = memfd_region(&memory, READ_WRITE).unwrap();
+        let region = registered(&memory, READ_WRITE);
         let mut bytes = [0; 5];
         region.read(9_995, &mut bytes);
         assert_eq!(&bytes, b"bytes");
@@ -266,7 +288,7 @@ mod tests {
     #[test]
     fn peers_map_memory_until_its_registration_ends() {
         let memory = Memfd::create(10_000).unwrap();
-        let regions = [(); 2].map(|()| memfd_region(&memory, READ_WRITE).unwrap());
+        let regions = [(); 2].map(|()| registered(&memory, READ_WRITE));
         let mappings = regions.each_ref().map(|region| {
             let (memory, head) = as_region(region).fds();
             map_body_from_peer(memory, head, 10_000, true).unwrap()
@@ -295,7 +317,7 @@ mod tests {
     #[test]
     fn memory_without_remote_write_cannot_be_written_by_peers() {
         let memory = Memfd::create(10_000).unwrap();
-        let region = memfd_region(&memory, Access::REMOTE_READ).unwrap();
+        let region = registered(&memory, Access::REMOTE_READ);
         assert!(!region.is_served_by_owner());
         let (fd, head) = as_region(&region).fds();
         let refused = map_body_from_peer(fd, head, 10_000, true).unwrap_err();
@@ -305,14 +327,31 @@ mod tests {
         assert!(rustix::fs::fallocate(fd, punch, 0, 4096).is_err());
         assert!(rustix::io::pwrite(fd, b"x", 0).is_err());
         region.write(0, b"the owner writes");
-        let writable = memfd_region(&memory, READ_WRITE).unwrap();
+        let writable = registered(&memory, READ_WRITE);
         assert!(writable.is_served_by_owner(), "the seals are final");
+    }
+
+    /// Flags and the position belong to the open file description: those of the program's
+    /// descriptor are not the peers' to set.
+    #[test]
+    fn peers_do_not_share_the_open_file_description() {
+        let memory = Memfd::create(10_000).unwrap();
+        let region = registered(&memory, Access::REMOTE_READ);
+        let (granted, _) = as_region(&region).fds();
+        rustix::fs::fcntl_setfl(granted, OFlags::APPEND).unwrap();
+        rustix::fs::seek(granted, SeekFrom::Start(9)).unwrap();
+        assert_eq!(rustix::fs::tell(&memory), Ok(0));
+        assert!(
+            !rustix::fs::fcntl_getfl(&memory)
+                .unwrap()
+                .contains(OFlags::APPEND)
+        );
     }
 
     #[test]
     fn grants_of_other_memory_are_refused() {
         let memory = Memfd::create(10_000).unwrap();
-        let region = memfd_region(&memory, READ_WRITE).unwrap();
+        let region = registered(&memory, READ_WRITE);
         let (fd, head) = as_region(&region).fds();
         let refused = |body: &dyn AsFd, head: &dyn AsFd, len| {
             map_body_from_peer(body.as_fd(), head.as_fd(), len, true).unwrap_err()

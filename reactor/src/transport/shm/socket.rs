@@ -142,8 +142,8 @@ pub(crate) enum SeqpacketRecv {
     WouldBlock,
     /// A message of this many bytes, and the descriptors that came with it.
     Message(usize, Vec<PeerFd>),
-    /// A message of this many bytes whose only descriptor was closed, because this process has
-    /// reached its descriptor limit.
+    /// A message of this many bytes whose descriptors were closed, because this process has reached
+    /// its descriptor limit.
     ControlTruncated(usize),
     /// The descriptors of the next message exceed this process's limit. The message stays in the
     /// socket, so the connection cannot be used any more.
@@ -315,13 +315,13 @@ impl ShmSocket {
         (!name.name().is_empty()).then_some(name)
     }
 
-    /// Sends a message with up to one descriptor, without blocking.
+    /// Sends a message with up to two descriptors, without blocking.
     ///
     /// # Errors
     /// Errors of `sendmsg`, such as `AGAIN` for a full socket and `TOOMANYREFS` for too many
     /// descriptors in flight.
     pub(crate) fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(fds));
@@ -340,10 +340,10 @@ impl ShmSocket {
     /// The message is peeked, which installs duplicates of its descriptors, and then removed from
     /// the socket. The descriptors that the kernel closes at the removal are not the last
     /// references, so their close cannot block. A message whose descriptors exceed this process's
-    /// limit is removed only if the [reserve descriptor](fd_reserve::lock) makes enough room.
+    /// limit is removed only if the [reserve descriptors](fd_reserve::lock) make enough room.
     pub(crate) fn recv(&self, bytes: &mut [u8]) -> SeqpacketRecv {
         let mut peeked = self.peek(bytes);
-        // Set if the descriptors exceed the limit. The reserve descriptor makes room for one.
+        // Set if the descriptors exceed the limit. The reserve makes room for those of a grant.
         let mut reserve = None;
         if let PeekedMessage::Message { flags, fds, .. } = &mut peeked
             && flags.contains(ReturnFlags::CTRUNC)
