@@ -43,8 +43,10 @@
 //! # One domain for each core
 //!
 //! ```
+//! use std::time::Duration;
+//!
 //! use fabric_async::thread_model::Pinned;
-//! use fabric_async::{Address, Endpoint, Result};
+//! use fabric_async::{Address, Endpoint, Error, Result};
 //!
 //! /// What one core does: it opens its own endpoint, and exchanges messages with other cores.
 //! async fn serve(name: Address) -> Result<usize> {
@@ -62,14 +64,22 @@
 //! # let at: Address = format!("shm://threads-of-the-guide-{}", std::process::id()).parse()?; /*
 //! let at: Address = "shm://core-1".parse()?;
 //! # */
-//! let core = std::thread::spawn({ let at = at.clone(); move || on_its_own_runtime(serve(at)) });
-//! let sent = on_its_own_runtime(async { let ep =
-//! Endpoint::options().thread_model::<Pinned>().bind("shm://").await?; let peer = loop { match
-//! ep.add_peer(&at).await { Ok(peer) => break peer, // The other thread has not bound its address
-//! yet. Err(fabric_async::Error::NoSuchPeer(_)) =>
-//! tokio::time::sleep(std::time::Duration::from_millis(1)).await, } }; Ok::<_,
-//! fabric_async::Error>(ep.send(peer, "hello, core").await?.len()) })?; assert_eq!(sent,
-//! core.join().expect("no panic")?);
+//! let core = std::thread::spawn({
+//!     let at = at.clone();
+//!     move || on_its_own_runtime(serve(at))
+//! });
+//! let sent = on_its_own_runtime(async {
+//!     let ep = Endpoint::options().thread_model::<Pinned>().bind("shm://").await?;
+//!     let peer = loop {
+//!         match ep.add_peer(&at).await {
+//!             // The other thread has not bound its address yet.
+//!             Err(Error::NoSuchPeer(_)) => tokio::time::sleep(Duration::from_millis(1)).await,
+//!             added => break added?,
+//!         }
+//!     };
+//!     Ok::<_, Error>(ep.send(peer, "hello, core").await?.len())
+//! })?;
+//! assert_eq!(sent, core.join().expect("no panic")?);
 //! # Ok(()) }
 //! ```
 //!
