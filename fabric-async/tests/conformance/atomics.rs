@@ -290,6 +290,10 @@ pub(crate) async fn query_agrees_with_operations(setup: Setup) {
             for call in [AtomicCall::Base, AtomicCall::Fetch, AtomicCall::Compare] {
                 let queried = query_atomic(&a.ep, op, datatype, call);
                 assert_eq!(queried.is_ok(), op.is_valid(datatype, call));
+                if matches!(datatype, Datatype::LongDouble | Datatype::ComplexLongDouble) {
+                    let refused = queried.unwrap_err();
+                    assert!(refused.to_string().contains("FI_LONG_DOUBLE"), "{refused}");
+                }
             }
         }
     }

@@ -69,6 +69,18 @@ pub(crate) async fn posted_ops_complete_with_their_context(setup: Setup) {
     );
 }
 
+/// No task waits, so only the reads make progress.
+pub(crate) async fn queue_reads_make_progress(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
+    b.ep.recv_into(vec![0; 8]).context(1).post().unwrap();
+    a.ep.send(to_b, "read").await.unwrap();
+    let mut entries = Vec::new();
+    while b.cq.try_read_batch(&mut entries, 1) == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((entries[0].context, entries[0].bytes()), (1, &b"read"[..]));
+}
+
 pub(crate) async fn full_cq_refuses_posts(setup: Setup) {
     let (mut a, mut b, to_b) = endpoint_pair_with(
         &setup,

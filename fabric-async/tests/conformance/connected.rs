@@ -348,9 +348,10 @@ pub(crate) async fn full_queues_refuse_posts(setup: Setup) {
             Ok(send) => sends.push(send),
             Err(refused) => break refused,
         }
+        assert!(sends.len() <= 2, "the limit is 2");
     };
     let limit = sends.len();
-    assert!((1..=2).contains(&limit), "{limit} sends");
+    assert!(limit > 0);
     let Error::WouldBlock(Resource::TransmitCredit { in_use, .. }) = refused.error else {
         panic!("{}", refused.error)
     };
@@ -441,6 +442,12 @@ pub(crate) async fn messages_over_budget_survive_peer_close(setup: Setup) {
         a.domain_fixture
     });
     wait_for_unexpected(&b, 15).await;
+    // The others are held at the sender.
+    for _ in 0..200 {
+        b.domain_fixture.domain.progress();
+        yield_times(1).await;
+        assert!(b.ep.stats().unexpected_bytes <= 16 << 20);
+    }
     for number in 0..MANY {
         assert_eq!(b.ep.recv().await.unwrap()[..], vec![number as u8; 1 << 20]);
     }

@@ -1,5 +1,6 @@
 //! The object tree: close and drop, open children, and which objects can be bound.
 
+use fabric_async::info::ResourceMgmt;
 use fabric_async::{
     Access, Address, Caps, Class, CounterBind, CqBind, EpType, Error, FiAddr, Hints, Info,
     Progress, discover,
@@ -7,6 +8,57 @@ use fabric_async::{
 
 use crate::endpoint_fixture::{EndpointFixture, endpoint_pair};
 use crate::setup::Setup;
+
+/// The attributes of the domain that `docs/fi_domain.md` states, and what is granted to hints that
+/// leave progress open or disable resource management.
+pub(crate) async fn offers_state_the_documented_attributes(setup: Setup) {
+    let (fabric, info) = setup.fabric().await;
+    let (offered, ep_type) = (&info.domain, info.ep.ep_type);
+    let is_udp = ep_type == EpType::Dgram;
+    assert_eq!((offered.mr_key_size, offered.max_err_data), (8, 256));
+    assert_eq!(offered.cq_data_size, if is_udp { 0 } else { 8 });
+    assert_eq!(offered.mr_iov_limit, if is_udp { 1 } else { 4 });
+    let contexts = [offered.max_ep_tx_ctx, offered.max_ep_rx_ctx];
+    assert_eq!((contexts, offered.max_ep_stx_ctx), ([1, 1], 0));
+    assert_eq!(offered.max_ep_srx_ctx > 0, !is_udp);
+    assert_eq!((&offered.auth_key, offered.auth_key_size), (&None, 0));
+    assert!(info.mode.is_empty() && offered.mode.is_empty());
+    let hints = || Hints::new().within(&fabric).ep_type(ep_type);
+    let first = discover(&hints()).unwrap().swap_remove(0).domain;
+    let progress = [first.control_progress, first.data_progress];
+    assert_eq!(progress, [Progress::Manual; 2]);
+    let disabled = hints().resource_mgmt(ResourceMgmt::Disabled);
+    for found in discover(&disabled).unwrap() {
+        assert_eq!(found.domain.resource_mgmt, ResourceMgmt::Enabled);
+    }
+}
+
+/// An info is negotiated again, with the offers of this moment, whenever an object is opened.
+pub(crate) async fn infos_beyond_the_offers_are_refused(setup: Setup) {
+    let (fabric, info) = setup.fabric().await;
+    let domain = setup.open_domain(&fabric, &info);
+    let changes: [(_, fn(&mut Info)); 3] = [
+        ("tx_size", |info| info.tx.size += 1),
+        ("max_msg_size", |info| info.ep.max_msg_size = usize::MAX),
+        ("max_err_data", |info| info.domain.max_err_data += 1),
+    ];
+    for (attribute, change) in changes {
+        let mut beyond = info.clone();
+        change(&mut beyond);
+        let opened = [
+            fabric.domain(&beyond).map(drop),
+            domain.endpoint(&beyond).map(drop),
+        ];
+        for refused in opened {
+            let Err(Error::NoMatch(refused)) = refused else {
+                panic!("{attribute}: {refused:?}")
+            };
+            let mut mismatches = refused.mismatches.iter();
+            assert!(mismatches.any(|of| of.attribute == attribute), "{refused}");
+        }
+    }
+    assert_eq!(fabric.children().of(Class::Domain), 1);
+}
 
 /// The counts of the info that a domain was opened with are limits, and the offer has none.
 pub(crate) async fn objects_beyond_the_counts_are_refused(setup: Setup) {
@@ -123,6 +175,23 @@ pub(crate) async fn children_use_the_attributes_of_their_domain(setup: Setup) {
         for error in refused(|info| info.domain.data_progress = Progress::Auto) {
             let error = error.unwrap().to_string();
             assert!(error.contains("data_progress"), "{error}");
+        }
+    }
+    let mut others = [info.clone(), info.clone()];
+    others[0].fabric.provider = "other".into();
+    others[1].fabric.name = "other".into();
+    let attr = fabric.attr();
+    for (other, own) in others.iter().zip([&attr.provider, &attr.name]) {
+        let opened = [
+            fabric.domain(other).map(drop),
+            domain.endpoint(other).map(drop),
+        ];
+        for refused in opened {
+            let error = refused.unwrap_err();
+            let names = [format!("{own:?}"), "\"other\"".to_owned()];
+            let text = error.to_string();
+            assert!(matches!(error, Error::Invalid { what: "info", .. }));
+            assert!(names.iter().all(|name| text.contains(name)), "{text}");
         }
     }
     assert_eq!(domain.children().total(), 0);

@@ -199,6 +199,7 @@ pub(crate) const TAGGED: Requirements = Requirements::rdm(Caps::TAGGED);
 pub(crate) const MSG_TAGGED: Requirements = MSG.and(Caps::TAGGED);
 pub(crate) const SOURCE: Requirements = MSG.and(Caps::SOURCE);
 pub(crate) const SOURCE_ERR: Requirements = ANY_EP_TYPE.and(Caps::SOURCE.union(Caps::SOURCE_ERR));
+pub(crate) const SOURCE_ERR_RMA: Requirements = SOURCE_ERR.and(Caps::RMA);
 pub(crate) const MULTI_RECV_SOURCE_ERR: Requirements =
     MULTI_RECV.and(Caps::SOURCE.union(Caps::SOURCE_ERR));
 pub(crate) const DIRECTED: Requirements = MSG_TAGGED.and(Caps::SOURCE).and(Caps::DIRECTED_RECV);

@@ -201,6 +201,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         senders_that_have_left_are_reported: MULTI_RECV_SOURCE_ERR,
         shared_contexts_report_unknown_senders: MULTI_RECV_SOURCE_ERR.shared_rx(),
         unknown_senders_are_no_error_without_fi_source_err: SOURCE,
+        writes_with_data_are_no_errors: SOURCE_ERR_RMA,
     }
     truncation {
         expected_messages_are_truncated_to_the_buffer: MSG_TAGGED,
@@ -266,6 +267,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         close_cancels_pending_reservation: ANY_EP_TYPE,
     }
     completions {
+        queue_reads_make_progress: ANY_EP_TYPE,
         posted_ops_complete_with_their_context: MSG,
         full_cq_refuses_posts: ANY_EP_TYPE,
         refused_post_releases_its_cq_entry: ANY_EP_TYPE.shared_memory(),
@@ -614,6 +616,8 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         canceled_atomic_returns_operands_without_effect: ATOMIC,
     }
     objects {
+        offers_state_the_documented_attributes: ANY_EP_TYPE,
+        infos_beyond_the_offers_are_refused: ANY_EP_TYPE,
         busy_domain_reports_open_children: ANY_EP_TYPE,
         objects_beyond_the_counts_are_refused: ANY_EP_TYPE,
         domain_states_what_it_was_opened_with: ANY_EP_TYPE,

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use bytes::BytesMut;
-use fabric_async::{Address, Error, Failed, FiAddr};
+use fabric_async::{Access, Address, EpType, Error, Failed, FiAddr, Hints, OpKind, discover};
 use futures_util::StreamExt;
 
 use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair_with, flush};
@@ -80,6 +80,10 @@ pub(crate) async fn unknown_sender_comes_with_its_address(setup: Setup) {
 /// An error entry has the context, the message and the address; a counter counts an error.
 pub(crate) async fn posted_receives_report_unknown_senders(setup: Setup) {
     let (a, mut b, to_b) = pair(&setup).await;
+    // A connected endpoint has no address vector.
+    let provider = Hints::new().provider(setup.provider);
+    let connected = provider.ep_type(EpType::Msg).caps(setup.caps);
+    assert!(matches!(discover(&connected), Err(Error::NoMatch(_))));
     for context in 0..3 {
         b.ep.recv_into(vec![0; 16]).context(context).post().unwrap();
         if context == 1 {
@@ -257,4 +261,19 @@ pub(crate) async fn unknown_senders_are_no_error_without_fi_source_err(setup: Se
     let (sent, got) = tokio::join!(a.ep.send(to_b, "one"), b.ep.recv());
     sent.unwrap();
     assert_eq!(got.unwrap().source(), Err(Error::UnknownSource));
+}
+
+pub(crate) async fn writes_with_data_are_no_errors(setup: Setup) {
+    let (a, mut b, to_b) = pair(&setup).await;
+    let region = b.domain.alloc(8, Access::REMOTE_WRITE).unwrap();
+    let write = a.ep.write(to_b, region.remote().at(0), "x").data(5);
+    let (written, entry) = tokio::join!(write, b.cq.next());
+    written.unwrap();
+    let entry = entry.unwrap();
+    let transfer = (entry.transfer.data, entry.transfer.source);
+    assert_eq!(
+        (entry.kind, transfer),
+        (OpKind::RemoteWrite, (Some(5), None))
+    );
+    assert_eq!(entry.error, None);
 }

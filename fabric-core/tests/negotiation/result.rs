@@ -3,8 +3,8 @@
 use fabric_core::Error;
 use fabric_core::flags::{Caps, Mode, MrMode, OpFlags};
 use fabric_core::info::{
-    AvType, EpType, Hints, Info, NoMatch, Progress, ResourceMgmt, Threading, Version, negotiate,
-    select,
+    AvType, EpType, Hints, Info, NoMatch, Progress, ResourceMgmt, Threading, TrafficClass, Version,
+    negotiate, select,
 };
 
 use crate::{accepting_hints, address, mismatch_attribute, test_offer};
@@ -60,6 +60,8 @@ fn result_is_the_offer_narrowed_by_the_hints() {
         .auth_key([9; 8])
         .max_ep_auth_key(1)
         .api_version(2, 0)
+        .tclass(TrafficClass::BulkData)
+        .tx_tclass(TrafficClass::LowLatency)
         .tx_size(16)
         .inject_size(8)
         .tx_op_flags(OpFlags::INJECT)
@@ -71,6 +73,10 @@ fn result_is_the_offer_narrowed_by_the_hints() {
     assert_eq!(info.caps, requested | Caps::FENCE | Caps::SOURCE);
     assert_eq!(info.tx.caps, info.caps);
     assert_eq!(info.mode, Mode::CONTEXT);
+    assert_eq!(
+        (info.domain.caps, info.domain.mode),
+        (Caps::LOCAL_COMM, Mode::RESTRICTED_COMP)
+    );
     assert_eq!(info.domain.threading, Threading::Domain);
     assert_eq!(info.domain.control_progress, Progress::ControlUnified);
     assert_eq!(info.domain.data_progress, Progress::ControlUnified);
@@ -82,6 +88,10 @@ fn result_is_the_offer_narrowed_by_the_hints() {
     assert_eq!(info.domain.max_ep_auth_key, 1);
     assert_eq!(info.domain.resource_mgmt, ResourceMgmt::Disabled);
     assert_eq!(info.domain.cntr_cnt, 10);
+    assert_eq!(
+        (info.domain.tclass, info.tx.tclass),
+        (Some(TrafficClass::BulkData), Some(TrafficClass::LowLatency))
+    );
     assert_eq!(info.fabric.api_version, Version::new(2, 0));
     assert_eq!(
         (info.tx.size, info.tx.inject_size, info.tx.iov_limit),

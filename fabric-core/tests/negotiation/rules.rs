@@ -321,6 +321,15 @@ fn level_accepts_equal_or_higher_requested_rank() {
             );
         }
     }
+    for offered in ResourceMgmt::ALL {
+        offer.domain.resource_mgmt = offered;
+        for requested in ResourceMgmt::ALL {
+            let result = negotiate(&accepting_hints().resource_mgmt(requested), &offer);
+            let granted = result.ok().map(|info| info.domain.resource_mgmt);
+            let is_accepted = requested.rank() >= offered.rank();
+            assert_eq!(granted, is_accepted.then_some(offered), "{requested:?}");
+        }
+    }
 }
 
 #[test]
