@@ -1,0 +1,170 @@
+//! Guide: services over the fabric.
+//!
+//! After this chapter you can move a service of tonic, hyper, axum or tarpc from a socket to shared
+//! memory or to the fabric's TCP, and back.
+//!
+//! The fabric takes the place of the socket, and nothing else: the protocols, the generated code,
+//! the layers of tower and the timeouts stay. [`FabricIncoming`] accepts, and `FabricConnector`
+//! connects. Both sides must use this library: a client of a plain TCP socket cannot connect. For
+//! how the bytes travel, see [`fabric_async::guide::streams`].
+//!
+//! # tonic
+//!
+//! Two lines change: the listener of the server, and the connector of the client.
+//!
+//! ```
+//! # #[allow(dead_code)]
+//! # mod echo { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/echo/mod.rs")); }
+//! # use echo::{EchoClient, EchoServer, Message};
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use fabric_rpc::{FabricConnector, FabricIncoming};
+//! use tonic::transport::{Endpoint, Server};
+//!
+//! let incoming = FabricIncoming::bind("shm://").await?;               // 1
+//! let address = incoming.local_addr().clone();
+//! let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+//! let server = Server::builder()
+//!     .add_service(EchoServer)
+//!     .serve_with_incoming_shutdown(incoming, async { drop(stopped.await) });
+//! let server = tokio::spawn(server);
+//!
+//! let channel = Endpoint::from_static("http://echo")
+//!     .connect_with_connector(FabricConnector::new(address)).await?;  // 2
+//! let mut client = EchoClient::new(channel);
+//! let reply = client.unary(Message { payload: "hello".into() }).await?;
+//! assert_eq!(reply.into_inner().payload, "hello");
+//!
+//! let _ = stop.send(());
+//! server.await??;
+//! # Ok(()) }
+//! ```
+//!
+//! The URI of the endpoint is only sent: its authority becomes the header `:authority`. Write
+//! `http://` and the name of the service. The fabric address is the argument of the connector.
+//!
+//! **Who calls.** A service finds a [`FabricConnectInfo`] in the extensions of its request. Over
+//! `shm` the user, group and process in it are those that the kernel reports, and they cannot be
+//! forged. Over `tcp` peers are not authenticated.
+//!
+//! **Errors.** tonic decides the code of a call that fails with its connection:
+//!
+//! | cause | code |
+//! |---|---|
+//! | no server has the address; the address does not parse | `Unavailable` |
+//! | the server was killed during the call | `Unknown`, as over a Unix socket; the source is the [`ConnectionReset`](std::io::ErrorKind::ConnectionReset) of the stream |
+//! | the call was sent before the client has noticed that the connection has ended | `Cancelled` |
+//!
+//! A channel connects again for the next call, also one from `connect_with_connector`, so it works
+//! again when a server returns under the same address.
+//!
+//! **Deadlines and cancellation** travel as in HTTP/2: a call that the client drops, or whose
+//! `grpc-timeout` has passed, is dropped by the server.
+//!
+//! **Options** that set sockets (`tcp_nodelay`, `tcp_keepalive`) have no effect. Over `shm` the
+//! death of a peer is noticed at once, without keepalive. A peer that is alive and does not read is
+//! not: for that, set `http2_keepalive_interval`.
+//!
+//! # hyper
+//!
+//! [`FabricIncoming::accept`] is the accept loop's, and hyper's `TokioIo` makes a connection of the
+//! result. `GracefulShutdown` of hyper-util waits for calls in flight. A client of hyper-util takes
+//! the connector; with hyper alone, `TokioIo::new(FabricStream::connect(address).await?)` is the
+//! connection for `handshake`.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! use std::convert::Infallible;
+//!
+//! use bytes::Bytes;
+//! use fabric_rpc::{FabricConnector, FabricIncoming};
+//! use http_body_util::{BodyExt, Full};
+//! use hyper::{Request, Response, body::Incoming, server::conn::http1, service::service_fn};
+//! use hyper_util::client::legacy::Client;
+//! use hyper_util::rt::{TokioExecutor, TokioIo};
+//! use hyper_util::server::graceful::GracefulShutdown;
+//!
+//! async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+//!     Ok(Response::new("hello".into()))
+//! }
+//!
+//! let mut incoming = FabricIncoming::bind("shm://").await?;
+//! let address = incoming.local_addr().clone();
+//! let (stop, mut stopped) = tokio::sync::oneshot::channel::<()>();
+//! let server = tokio::spawn(async move {
+//!     let graceful = GracefulShutdown::new();
+//!     loop {
+//!         let io = tokio::select! {
+//!             Some(io) = incoming.accept() => TokioIo::new(io),
+//!             _ = &mut stopped => break,
+//!             else => break,
+//!         };
+//!         let connection = http1::Builder::new().serve_connection(io, service_fn(hello));
+//!         let connection = graceful.watch(connection);
+//!         tokio::spawn(async move { drop(connection.await) });
+//!     }
+//!     drop(incoming);                       // refuses further clients
+//!     graceful.shutdown().await;            // waits for those that are connected
+//! });
+//!
+//! let connector = FabricConnector::new(address);
+//! let client = Client::builder(TokioExecutor::new()).build::<_, Full<Bytes>>(connector);
+//! let response = client.get("http://hello/".parse()?).await?;
+//! assert_eq!(response.into_body().collect().await?.to_bytes(), "hello");
+//! let _ = stop.send(());
+//! server.await?;
+//! # Ok(()) }
+//! ```
+//!
+//! # axum
+//!
+//! [`FabricIncoming`] is the listener of `axum::serve`, and [`FabricConnectInfo`] what a handler
+//! extracts with `ConnectInfo`. The client is that of hyper.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> std::io::Result<()> {
+//! use axum::{Router, extract::ConnectInfo, routing::get};
+//! use fabric_rpc::{FabricConnectInfo, FabricIncoming};
+//!
+//! async fn hello(ConnectInfo(peer): ConnectInfo<FabricConnectInfo>) -> String {
+//!     format!("hello, user {:?}", peer.peer_credentials().map(|peer| peer.uid))
+//! }
+//!
+//! let app = Router::new().route("/", get(hello));
+//! let app = app.into_make_service_with_connect_info::<FabricConnectInfo>();
+//! let incoming = FabricIncoming::bind("shm://").await?;
+//! # let signal = async {};
+//! axum::serve(incoming, app).with_graceful_shutdown(signal).await
+//! # }
+//! ```
+//!
+//! # tarpc
+//!
+//! `fabric_rpc::tarpc::listen` and `fabric_rpc::tarpc::connect` take the place of those in
+//! `tarpc::serde_transport`. A message is one message of the fabric, without a length prefix. The
+//! module has an example. A call that the client drops, or whose deadline has passed, is dropped by
+//! the server.
+//!
+//! # Shutdown
+//!
+//! When a server stops accepting, it drops its [`FabricIncoming`]: clients that wait are rejected,
+//! later ones get [`ConnectionRefused`](std::io::ErrorKind::ConnectionRefused), and a new server
+//! can take the address. Accepted connections continue, and the frameworks wait for their calls. A
+//! connection that is dropped leaves its writes in flight, at most 512 KiB, to a task that ends
+//! when the peer has taken them or has disconnected; see
+//! [`FabricStream`](fabric_async::stream::FabricStream#end-and-errors).
+//!
+//! # Speed
+//!
+//! Each connection has a domain of its own on the client, and shares the listener's on the server.
+//! A domain spins shortly before it sleeps (the [wait policy](fabric_async::WaitPolicy) adaptive),
+//! which needs a core for each side. On a machine whose cores were busy with other programs, short
+//! calls were slower than over a Unix socket, and messages of 1 MiB over `shm` faster; the figures
+//! are in `docs/performance.md`. [`FabricIncoming::bind_with`] and `FabricConnector::with_options`
+//! take other options. The examples `tonic_echo`, `axum_hello` and `tarpc_service` measure the
+//! fabric beside the socket it replaces: measure on your machine before you move a service.
+
+#[cfg(doc)]
+#[allow(unused_imports)]
+use crate::*;
