@@ -55,10 +55,8 @@ impl<M: ThreadModel> Domain<M> {
     /// mapped until as many calls.
     ///
     /// The call affects operations that are posted later, which fail: those that were posted before
-    /// continue. A batch checks a request when its iterator yields it, and posts it later: the
-    /// iterator must not end mappings that the batch uses. Closing the domain ends its mappings. In
-    /// a domain that does not require [`MrMode::RAW`](crate::info::MrMode::RAW) the call has no
-    /// effect.
+    /// continue. Closing the domain ends its mappings. In a domain that does not require
+    /// [`MrMode::RAW`](crate::info::MrMode::RAW) the call has no effect.
     ///
     /// # Errors
     /// [`Error::Key`] when the key is not mapped; [`Error::Closed`].

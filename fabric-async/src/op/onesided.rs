@@ -68,21 +68,21 @@ impl RemoteRanges {
         }
     }
 
-    /// Checks the number of ranges against `rma_iov_limit`, and that their keys are mapped in a
-    /// domain that requires it (`FI_MR_RAW`).
+    /// Checks the number of ranges against `rma_iov_limit`.
     #[inline]
-    fn check(&self, ep: &EndpointInner) -> Result<()> {
-        if ep.needs_mapped_keys {
-            self.check_mapped_keys(ep)?;
-        }
+    fn check_count(&self, ep: &EndpointInner) -> Result<()> {
         match self {
             Self::List(ranges) => check_count(ranges.len(), ep.info.tx.rma_iov_limit),
             _ => Ok(()),
         }
     }
 
-    #[cold]
-    fn check_mapped_keys(&self, ep: &EndpointInner) -> Result<()> {
+    /// Checks that the keys are mapped in a domain that requires it (`FI_MR_RAW`).
+    #[inline]
+    fn check_keys(&self, ep: &EndpointInner) -> Result<()> {
+        if !ep.needs_mapped_keys {
+            return Ok(());
+        }
         match self {
             Self::Addr(addr) => ep.check_mapped_key(addr.key),
             Self::Slice(slice) => ep.check_mapped_key(slice.key),
@@ -198,7 +198,7 @@ impl WriteOp {
     /// buffer.
     #[inline]
     fn check_ranges(&self, ep: &EndpointInner, len: usize) -> Result<()> {
-        self.to.check(ep)?;
+        self.to.check_count(ep)?;
         let ranges = self.to.first_with_total_len(len).len;
         if ranges != len {
             return Err(length_error(len, ranges));
@@ -291,7 +291,8 @@ impl<B: IoBuf> BufferOp<B> for WriteOp {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        if let Err(error) = self.check(ep, &buf) {
+        let checked = self.check(ep, &buf);
+        if let Err(error) = checked.and_then(|()| self.to.check_keys(ep)) {
             return Err(Failed::new(error, buf));
         }
         let tx_op = self.to_tx(buf.payload().len());
@@ -322,8 +323,9 @@ impl<B: IoBuf> BatchOp<B> for WriteOp {
         };
         let mut posted = 0;
         let more = chunk.len() > 1 && ep.domain.engine.defers_in_batches();
-        // With selective completion not every write is reported.
-        if more && !B::IS_LOAN && !ep.selective_tx {
+        // With selective completion not every write is reported. Keys that need a mapping are
+        // checked one by one.
+        if more && !B::IS_LOAN && !ep.selective_tx && !ep.needs_mapped_keys {
             posted = batch::write_plain_together(&mut posts, chunk, WriteOp::plain_write);
         }
         batch::post_until_error(
@@ -331,6 +333,9 @@ impl<B: IoBuf> BatchOp<B> for WriteOp {
             chunk,
             posted,
             |posts, op, buf, completion_options| {
+                if let Err(error) = op.to.check_keys(ep) {
+                    return Err(Failed::new(error, buf));
+                }
                 let target = completion_options.target(ep.selective_tx);
                 let tx_op = TxOp {
                     more,
@@ -395,7 +400,8 @@ impl<B: IoBufMut> BufferOp<B> for ReadOp {
         };
         let checked = ep
             .check_tx_with(OpKind::Read, tx_op.fence, false, false, &buf)
-            .and_then(|()| self.from.check(ep));
+            .and_then(|()| self.from.check_count(ep))
+            .and_then(|()| self.from.check_keys(ep));
         if let Err(error) = checked {
             return Err(Failed::new(error, buf));
         }

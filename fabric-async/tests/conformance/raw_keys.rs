@@ -183,6 +183,19 @@ pub(crate) async fn unmapping_does_not_end_posted_operations(setup: Setup) {
     posted.await.unwrap();
     assert_not_mapped(&request.await.unwrap_err().error, mapped.key);
     assert_eq!(&region.lock()[..6], b"posted");
+    // A batch posts a request after its iterator has yielded it.
+    let again = a.domain.map_raw(region.remote(), &region.raw_key());
+    let again = again.unwrap();
+    let requests = (0..2).map(|at| {
+        let request = a.ep.write(to_b, again.at(at), [7; 1]);
+        if at == 1 {
+            a.domain.unmap_key(again.key).unwrap();
+        }
+        request
+    });
+    let refused = a.ep.post_all(requests).unwrap_err();
+    assert_not_mapped(&refused.error, again.key);
+    assert_eq!((refused.posted, refused.unposted.len()), (0, 2));
 }
 
 /// In other domains a raw key has 8 bytes, is the key, and needs no mapping.
