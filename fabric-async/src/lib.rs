@@ -134,6 +134,7 @@ pub mod ops;
 mod passive;
 mod raw_key;
 mod registered;
+mod remote_region;
 mod resolve;
 pub mod resource_domain;
 pub mod stats;
@@ -154,7 +155,7 @@ pub use endpoint::{
 };
 pub use eq::{EventQueue, EventWriter};
 pub use fabric::Fabric;
-pub use mr::{Allocated, MemoryRegion, RemoteAddr, RemoteRegion, RemoteSlice};
+pub use mr::{Allocated, MemoryRegion};
 pub use multicast::MulticastGroup;
 pub use op::{
     AsEndpoint, BatchError, CancelOutcome, Claimed, Message, MultiRecv, Operation, Permit,
@@ -162,6 +163,7 @@ pub use op::{
 };
 pub use passive::{ConnectionRequest, PassiveEndpoint, PassiveEndpointBuilder};
 pub use registered::{RegisteredBuffer, RegisteredGuard};
+pub use remote_region::{RemoteAddr, RemoteRegion, RemoteSlice};
 pub use resolve::resolve;
 pub use try_wait::TryWait;
 pub use window::RemoteWindow;

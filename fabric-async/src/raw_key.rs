@@ -5,7 +5,7 @@ use fabric_core::Error;
 use fabric_core::Result;
 
 use crate::domain::Domain;
-use crate::mr::RemoteRegion;
+use crate::remote_region::RemoteRegion;
 use crate::thread_model::ThreadModel;
 
 /// # Raw keys

@@ -17,8 +17,9 @@ use crate::close::{CloseError, close_object};
 use crate::counter::Counter;
 use crate::domain::Domain;
 use crate::domain_inner::DomainInner;
-use crate::mr::{MrRegistration, RemoteRegion, check_segments};
+use crate::mr::{MrRegistration, check_segments};
 use crate::op::AsEndpoint;
+use crate::remote_region::RemoteRegion;
 use crate::thread_model::{Shared, ThreadModel};
 
 /// A registered application buffer (`fi_mr_reg`): peers read, write and change it atomically in

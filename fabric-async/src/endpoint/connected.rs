@@ -17,11 +17,11 @@ use crate::cq::CompletionQueue;
 use crate::domain::Domain;
 use crate::endpoint_inner::EndpointInner;
 use crate::eq::EventQueue;
-use crate::mr::{RemoteAddr, RemoteRegion};
 use crate::op::{
     AsEndpoint, BatchError, BatchOp, Fetching, MultiRecvOp, NoFetch, ProbeOp, ReadFrom, ReadOp,
     RecvOp, RemoteAtomicOp, Request, Reserving, SendOp, WriteOp, WriteTo, sealed,
 };
+use crate::remote_region::{RemoteAddr, RemoteRegion};
 use crate::thread_model::{Shared, ThreadModel};
 use crate::window::RemoteWindow;
 

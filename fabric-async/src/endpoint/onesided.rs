@@ -8,8 +8,8 @@ use fabric_core::transport::{RmaIov, TxOp};
 use fabric_core::{Error, FiAddr, Result};
 
 use super::Endpoint;
-use crate::mr::{RemoteAddr, RemoteRegion};
 use crate::op::{Fetching, NoFetch, ReadFrom, ReadOp, RemoteAtomicOp, Request, WriteOp, WriteTo};
+use crate::remote_region::{RemoteAddr, RemoteRegion};
 use crate::thread_model::ThreadModel;
 use crate::window::RemoteWindow;
 

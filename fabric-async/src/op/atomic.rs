@@ -23,7 +23,7 @@ use super::operation::{CancelOutcome, cancel_or_wait};
 use super::traits::{AwaitableOp, DeliveryOp, Op, SelectiveOp, TransmitOp, TxOptions, sealed};
 use super::{Operation, POLLED_AFTER_COMPLETION, Request};
 use crate::endpoint_inner::EndpointInner;
-use crate::mr::RemoteAddr;
+use crate::remote_region::RemoteAddr;
 use crate::thread_model::{Shared, ThreadModel};
 
 /// Length in bytes up to which operands, comparands and results need no allocation.

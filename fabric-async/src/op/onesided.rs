@@ -14,7 +14,7 @@ use super::traits::{
     BufferOp, BytesOp, DataOp, DeliveryOp, InjectOp, Op, TransmitOp, TxOptions, sealed,
 };
 use crate::endpoint_inner::EndpointInner;
-use crate::mr::{RemoteAddr, RemoteSlice};
+use crate::remote_region::{RemoteAddr, RemoteSlice};
 
 /// The target of a write: a position in a peer's memory ([`RemoteAddr`]), where all bytes of the
 /// buffer go; a range ([`RemoteSlice`]) with the length of the buffer; or a list of ranges (array,
