@@ -247,10 +247,16 @@ impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
         access: Access,
         key: Option<u64>,
     ) -> Result<Self> {
-        check_segments(&domain.inner, &buf)?;
-        let region = Self::open(domain, buf.region_bytes().len(), access, key, buf)?;
-        copy_to_region(region.buf.region_bytes(), &*region.memory);
-        Ok(region)
+        domain.inner.check_registers_now()?;
+        let domain = domain.inner.clone();
+        let mut source = CopiedBuffer {
+            domain,
+            buf,
+            access,
+        };
+        let memory = source.prepare()?;
+        let registration = MrRegistration::open_now(&source.domain, memory.clone(), access, key)?;
+        Ok(Self::from_parts(registration, memory, source.buf))
     }
 
     /// Closes the region, as [`close`](Self::close) does, and returns its buffer with the bytes of
@@ -335,7 +341,7 @@ impl RegionSource<MemoryRegion, Error> for ZeroedMemory {
     }
 }
 
-/// Memory with the bytes of a buffer for an asynchronous registration.
+/// Memory with the bytes of a buffer, which are in it before its key is published.
 pub(crate) struct CopiedBuffer<B> {
     pub(crate) domain: Arc<DomainInner>,
     pub(crate) buf: B,

@@ -72,6 +72,37 @@ async fn waiting_reader_gets_the_last_event_while_others_are_removed() {
     }
 }
 
+/// A peer that knows the requested key of a region before the region exists reads no zeros from it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn region_has_the_bytes_of_its_buffer_when_peers_can_read_it() {
+    const LEN: usize = 1 << 20;
+    let target = fabric_async::Endpoint::bind("shm://").await.unwrap();
+    let reader = fabric_async::Endpoint::bind("shm://").await.unwrap();
+    let peer = reader.add_peer(target.name()).await.unwrap();
+    let alloc = || {
+        let buf = vec![7u8; LEN];
+        let region = target
+            .domain()
+            .alloc_from(buf, Access::REMOTE_READ, Some(77));
+        region.unwrap()
+    };
+    let remote = alloc().remote();
+    let reading = tokio::spawn(async move {
+        let mut count = 0;
+        while count < 20 {
+            if let Ok(last) = reader.read(peer, remote.slice(LEN as u64 - 8..)).await {
+                assert_eq!(last[..], [7; 8]);
+                count += 1;
+            }
+        }
+    });
+    while !reading.is_finished() {
+        drop(alloc());
+        tokio::task::yield_now().await;
+    }
+    reading.await.unwrap();
+}
+
 /// Of a batch of writes, those before the first invalid one are executed, and no bytes outside of
 /// the granted ranges change.
 #[tokio::test]
