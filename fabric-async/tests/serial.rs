@@ -6,7 +6,7 @@ mod thread_models;
 
 use std::pin::{Pin, pin};
 use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::task::{Context, Poll, Waker};
 use std::thread::{self, JoinHandle};
 
@@ -16,7 +16,7 @@ use fabric_async::stats::DomainStats;
 use fabric_async::thread_model::Serial;
 use fabric_async::{
     BindOptions, CancelOutcome, Endpoint, Error, EventKind, EventQueue, Fabric, FiAddr, Hints,
-    Operation, Progress, discover,
+    Progress, discover,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -32,16 +32,21 @@ fn serial() -> BindOptions<Serial> {
     Endpoint::options().thread_model::<Serial>()
 }
 
-/// A buffer that stops the thread which completes a receive with it, in the domain.
-#[derive(Debug)]
-struct StoppingBuf {
+/// A buffer that calls a function in the domain, on the thread that completes a receive with it.
+struct CallingBuf<F> {
     bytes: [u8; 8],
-    reached: Sender<()>,
-    go_on: Mutex<Receiver<()>>,
+    on_filled: F,
+}
+
+impl<F: FnMut() + Send + Sync + 'static> CallingBuf<F> {
+    fn boxed(on_filled: F) -> Box<dyn CustomBuf> {
+        let bytes = [0; 8];
+        Box::new(Self { bytes, on_filled })
+    }
 }
 
 // SAFETY: the array is in the box of the buffer, which does not move.
-unsafe impl CustomBuf for StoppingBuf {
+unsafe impl<F: FnMut() + Send + Sync + 'static> CustomBuf for CallingBuf<F> {
     fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -51,9 +56,7 @@ unsafe impl CustomBuf for StoppingBuf {
     }
 
     fn set_filled(&mut self, _: usize) {
-        // The test has ended if it is not there to receive, or to send.
-        let _ = self.reached.send(());
-        let _ = self.go_on.get_mut().unwrap().recv();
+        (self.on_filled)();
     }
 }
 
@@ -87,12 +90,12 @@ impl OccupiedDomain {
         prepare(&ep, me);
         let (reached, wait_until_reached) = channel();
         let (go_on, wait) = channel();
-        let buf = StoppingBuf {
-            bytes: [0; 8],
-            reached,
-            go_on: Mutex::new(wait),
-        };
-        let buf: Box<dyn CustomBuf> = Box::new(buf);
+        let wait = Mutex::new(wait);
+        let buf = CallingBuf::boxed(move || {
+            // The test has ended if it is not there to receive, or to send.
+            let _ = reached.send(());
+            let _ = wait.lock().unwrap().recv();
+        });
         let handle = ep.clone();
         let occupant = thread::spawn(move || {
             let receive = handle.recv_into(buf).tag(1).start().unwrap();
@@ -262,38 +265,14 @@ fn calls_that_cannot_be_refused_wait_for_the_other_user() {
     assert_eq!(&got[..], b"for the next receive");
 }
 
-/// A buffer that drops an operation of the domain that calls its method.
-struct DroppingBuf {
-    bytes: [u8; 8],
-    dropped: Option<Operation<Vec<u8>, Serial>>,
-}
-
-// SAFETY: the array is in the box of the buffer, which does not move.
-unsafe impl CustomBuf for DroppingBuf {
-    fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    fn writable(&mut self) -> Option<&mut [u8]> {
-        Some(&mut self.bytes)
-    }
-
-    fn set_filled(&mut self, _: usize) {
-        drop(self.dropped.take().expect("set once"));
-    }
-}
-
 #[test]
 fn drop_within_a_call_takes_effect_after_the_call() {
     let runtime = runtime();
     runtime.block_on(async {
         let ep = serial().bind("shm://").await.unwrap();
         let me = ep.add_peer(ep.name()).await.unwrap();
-        let dropped = ep.recv_into(Vec::new()).tag(2).start().unwrap();
-        let buf: Box<dyn CustomBuf> = Box::new(DroppingBuf {
-            bytes: [0; 8],
-            dropped: Some(dropped),
-        });
+        let mut dropped = Some(ep.recv_into(Vec::new()).tag(2).start().unwrap());
+        let buf = CallingBuf::boxed(move || drop(dropped.take().expect("one receive")));
         let receive = ep.recv_into(buf).tag(1);
         let (sent, got) = tokio::join!(ep.send(me, "12345678").tag(1), receive);
         sent.unwrap();
