@@ -156,7 +156,7 @@ pub(crate) struct Engine {
     /// Whether the driver of a domain with an owner has ended on another thread, which cannot lock
     /// the domain.
     pub(crate) driver_ended_off_thread: Arc<AtomicBool>,
-    /// Updates that other threads have queued for the owner.
+    /// Updates that are queued until the state is locked next.
     pub(crate) updates: Arc<UpdateQueue>,
     state: DomainLock<EngineState>,
 }
@@ -687,7 +687,8 @@ impl<'a> EngineGuard<'a> {
         }
     }
 
-    /// Notes what other threads have done that could not lock the domain.
+    /// Reports that the driver has ended on a thread that cannot lock the domain, and that two
+    /// threads used the domain at the same time.
     #[cold]
     fn report_exclusion_events(&mut self) {
         if self.engine.driver_ended_off_thread.load(Ordering::Relaxed)
