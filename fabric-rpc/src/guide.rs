@@ -159,11 +159,12 @@
 //!
 //! Each connection has a domain of its own on the client, and shares the listener's on the server.
 //! A domain spins shortly before it sleeps (the [wait policy](fabric_async::WaitPolicy) adaptive),
-//! which needs a core for each side. On a machine whose cores were busy with other programs, short
-//! calls were slower than over a Unix socket; the figures are in `docs/performance.md`.
-//! [`FabricIncoming::bind_with`] and `FabricConnector::with_options` take other options. The
-//! examples `tonic_echo`, `axum_hello` and `tarpc_service` measure the fabric beside the socket it
-//! replaces: measure on your machine before you move a service.
+//! which needs a core for each side. Then short calls over `shm` were two to four times as fast as
+//! over a Unix socket; without, they were slower. Over `tcp` they took 1.5 times as long as over
+//! TCP. The figures are in `docs/performance.md`. [`FabricIncoming::bind_with`] and
+//! `FabricConnector::with_options` take other options. The examples `tonic_echo`, `axum_hello` and
+//! `tarpc_service` measure the fabric beside the socket it replaces: measure on your machine before
+//! you move a service.
 
 #[cfg(doc)]
 #[allow(unused_imports)]
