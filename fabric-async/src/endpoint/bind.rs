@@ -365,7 +365,28 @@ impl BindOptions<Pinned> {
     /// Makes the driver of the domain a task of the [`LocalSet`](tokio::task::LocalSet) or
     /// [`LocalRuntime`](tokio::runtime::LocalRuntime) in which the endpoint is opened, as
     /// [`DomainBuilder::open_local`](crate::DomainBuilder::open_local): for a `LocalSet` on a
-    /// thread of a multi-thread runtime. Opening panics outside of both.
+    /// thread of a multi-thread runtime.
+    ///
+    /// ```
+    /// # fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::Endpoint;
+    /// use fabric_async::thread_model::Pinned;
+    /// use tokio::task::LocalSet;
+    /// let runtime = tokio::runtime::Runtime::new().expect("a multi-thread runtime");
+    /// let got = LocalSet::new().block_on(&runtime, async {
+    ///     let options = Endpoint::options().thread_model::<Pinned>().local_driver();
+    ///     let ep = options.bind("shm://").await?;
+    ///     let me = ep.add_peer(ep.name()).await?;
+    ///     let (sent, got) = tokio::join!(ep.send(me, "hello"), ep.recv());
+    ///     sent?;
+    ///     Ok::<_, fabric_async::Error>(got?.into_buf())
+    /// })?;
+    /// assert_eq!(&got[..], b"hello");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Panics
+    /// Opening panics outside of a `LocalSet` and `LocalRuntime`.
     pub fn local_driver(mut self) -> Self {
         self.driver = DriverKind::LocalTask;
         self
