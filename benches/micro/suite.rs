@@ -220,7 +220,7 @@ fn key_check() -> Work {
     let keys: Vec<u64> = (0..1000)
         .filter_map(|_| {
             table
-                .insert(memory.clone(), Access::REMOTE_WRITE, None)
+                .insert(memory.clone(), 0, Access::REMOTE_WRITE, None)
                 .ok()
         })
         .collect();
@@ -242,7 +242,7 @@ fn key_insert() -> Work {
         Arc::new(LocalMemory::new(4096).expect("a page")),
     );
     Box::new(move || {
-        let key = table.insert(black_box(memory.clone()), Access::REMOTE_READ, None);
+        let key = table.insert(black_box(memory.clone()), 0, Access::REMOTE_READ, None);
         key.ok()
             .and_then(|key| table.remove(key))
             .map_or(0, |region| region.memory.len())

@@ -6,7 +6,8 @@
 
 // A thread of the process (`run_in_background`) allocates and fills the memory without a lock.
 // Under the lock of the registration it then opens the key and reports the event. So a handle that
-// is dropped before has no event, and one that is dropped after removes its event.
+// is dropped before has no event, and one that is dropped after removes its event. The taker of the
+// region restores its buffer, without the lock. No code of the program runs under it.
 
 use std::fmt;
 use std::future::Future;
@@ -19,7 +20,6 @@ use fabric_core::buf::RegionBuf;
 use fabric_core::completion::Failed;
 use fabric_core::event::EventKind;
 use fabric_core::flags::Access;
-use fabric_core::mr::RegionMemory;
 use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Error, Result};
 use fabric_reactor::{Memfd, ReservedEvent, run_in_background};
@@ -27,8 +27,9 @@ use fabric_reactor::{Memfd, ReservedEvent, run_in_background};
 use crate::domain::Domain;
 use crate::domain_inner::{DomainInner, RegistrationMode};
 use crate::eq::EventQueue;
-use crate::mr::{CopiedBuffer, MemfdInPlace, MemoryRegion, MrRegistration, ZeroedMemory};
+use crate::mr::{CopiedBuffer, MemfdInPlace, MemoryRegion, ZeroedMemory};
 use crate::registered::{BufferInPlace, RegisteredBuffer};
+use crate::registration::{MrRegistration, PreparedMemory, RegionSource};
 
 /// A request to register memory asynchronously (`FI_REG_MR`), from
 /// [`Domain::alloc_async`](crate::Domain::alloc_async),
@@ -91,21 +92,29 @@ enum Phase<R, E> {
     Waiting(RegistrationParams, Box<dyn RegionSource<R, E>>),
     /// A thread prepares the memory.
     Preparing(RegistrationParams),
-    /// The registration has ended. The event is that of a failure; a region has its own.
-    Ended(Result<R, E>, Option<ReservedEvent>),
+    /// The registration has ended.
+    Ended(Ended<R, E>),
     /// The region was taken, or its handle was dropped.
     Closed,
 }
 
-/// The memory of a region that is registered asynchronously.
-pub(crate) trait RegionSource<R, E>: Send {
-    /// Allocates and fills the memory, without a lock.
-    fn prepare(&mut self) -> Result<Arc<dyn RegionMemory>>;
-    /// Returns the region.
-    fn open(self: Box<Self>, registration: Box<MrRegistration>, memory: Arc<dyn RegionMemory>)
-    -> R;
-    /// Returns the failure, with the buffer.
-    fn fail(self: Box<Self>, error: Error) -> E;
+/// What the thread found when it registered.
+struct Ended<R, E> {
+    source: Box<dyn RegionSource<R, E>>,
+    registered: Result<Box<MrRegistration>>,
+    /// The event of a failure. A registration has its own.
+    _failure_event: Option<ReservedEvent>,
+}
+
+impl<R, E> Ended<R, E> {
+    /// Returns the handle of the region, or the failure. Restores buffers, so the caller holds no
+    /// lock.
+    fn into_result(self) -> Result<R, E> {
+        match self.registered {
+            Ok(registration) => Ok(self.source.open(registration)),
+            Err(error) => Err(self.source.fail(error)),
+        }
+    }
 }
 
 /// # Asynchronous registration
@@ -138,13 +147,7 @@ impl Domain {
     /// [`PendingRegion`].
     #[doc(alias = "FI_REG_MR")]
     pub fn alloc_async(&self, len: usize, access: Access) -> RegionRequest<MemoryRegion> {
-        let transport = self.inner.fabric.inner.transport;
-        let source = ZeroedMemory {
-            transport,
-            len,
-            access,
-        };
-        RegionRequest::new(&self.inner, access, source)
+        RegionRequest::new(&self.inner, access, ZeroedMemory(len))
     }
 
     /// Allocates a memory region with the bytes of a buffer asynchronously, as
@@ -163,12 +166,7 @@ impl Domain {
         buf: B,
         access: Access,
     ) -> RegionRequest<MemoryRegion<B>, Failed<B>> {
-        let source = CopiedBuffer {
-            domain: self.inner.clone(),
-            buf,
-            access,
-        };
-        RegionRequest::new(&self.inner, access, source)
+        RegionRequest::new(&self.inner, access, CopiedBuffer(buf))
     }
 
     /// Registers a buffer in place asynchronously, as [`register`](Self::register).
@@ -204,8 +202,7 @@ impl Domain {
         memory: &Memfd,
         access: Access,
     ) -> RegionRequest<MemoryRegion<Memfd>> {
-        let memfd = memory.clone();
-        RegionRequest::new(&self.inner, access, MemfdInPlace { memfd, access })
+        RegionRequest::new(&self.inner, access, MemfdInPlace(memory.clone()))
     }
 
     /// Binds the default event queue, as [`bind_eq`](Self::bind_eq), with `FI_REG_MR`: from now on
@@ -216,7 +213,9 @@ impl Domain {
     /// [`register_memfd_async`](Self::register_memfd_async).
     /// The end of a [posted](RegionRequest::post) registration is an event of this queue:
     /// [`MrComplete`](crate::EventKind::MrComplete) or [`MrFailed`](crate::EventKind::MrFailed).
-    /// The synchronous calls fail with [`Error::Invalid`]. Regions that exist stay.
+    /// The synchronous calls fail with [`Error::Invalid`], except
+    /// [`register_local`](Self::register_local), which allocates no page and is complete when the
+    /// call returns. Regions that exist stay.
     ///
     /// # Errors
     /// As [`bind_eq`](Self::bind_eq).
@@ -329,8 +328,9 @@ impl<R: Send + 'static, E: Send + 'static> Future for RegionFuture<R, E> {
             self.pending.start(None)?;
         }
         let mut state = self.pending.shared.lock();
-        if let Some((result, _)) = state.phase.take_ended() {
-            return Poll::Ready(result);
+        if let Some(ended) = state.phase.take_ended() {
+            drop(state);
+            return Poll::Ready(ended.into_result());
         }
         let replaced = state.waker.replace(cx.waker().clone());
         drop(state);
@@ -345,9 +345,8 @@ impl<R, E> PendingRegion<R, E> {
     /// that the region has no key (`FI_KEY_NOTAVAIL`).
     #[doc(alias = "FI_KEY_NOTAVAIL")]
     pub fn try_take(&mut self) -> Option<Result<R, E>> {
-        // The event of a failure is dropped here, without the lock.
         let ended = self.shared.lock().phase.take_ended();
-        ended.map(|(result, _)| result)
+        ended.map(Ended::into_result)
     }
 
     /// Returns the id of the region, unique among the objects of this process.
@@ -397,33 +396,26 @@ impl<R, E> AsyncRegistration<R, E> {
         let Phase::Waiting(params, mut source) = phase else {
             return;
         };
+        let domain = params.domain.clone();
         state.phase = Phase::Preparing(params);
         drop(state);
-        let prepared = catch_unwind(AssertUnwindSafe(|| source.prepare()));
-        let memory = prepared.unwrap_or_else(|_| {
+        let prepare = || PreparedMemory::new(&domain, &mut *source, self.access);
+        let prepared = catch_unwind(AssertUnwindSafe(prepare)).unwrap_or_else(|_| {
             let (what, why) = ("buffer to register", "a method of the buffer panics".into());
             Err(Error::Invalid { what, why })
         });
         let mut state = self.lock();
         let phase = std::mem::replace(&mut state.phase, Phase::Closed);
-        let Phase::Preparing(params) = phase else {
+        let Phase::Preparing(RegistrationParams { key, mut event, .. }) = phase else {
             // The handle was dropped. The memory is freed without the lock.
             drop(state);
             return;
         };
-        let RegistrationParams {
-            domain,
-            key,
-            mut event,
-        } = params;
-        let registered = memory.and_then(|memory| {
-            let node = self.node.clone();
-            let registration =
-                MrRegistration::open(node, &domain, memory.clone(), self.access, key)?;
-            Ok((registration, memory))
-        });
+        let node = self.node.clone();
+        let mut registered =
+            prepared.and_then(|memory| MrRegistration::open(node, &domain, memory, key));
         let kind = match &registered {
-            Ok((registration, _)) => EventKind::MrComplete {
+            Ok(registration) => EventKind::MrComplete {
                 key: registration.remote.key,
             },
             Err(error) => EventKind::MrFailed {
@@ -431,17 +423,15 @@ impl<R, E> AsyncRegistration<R, E> {
             },
         };
         let reader = event.as_mut().and_then(|event| event.report(kind));
-        let result = match registered {
-            Ok((mut registration, memory)) => {
-                registration.event = event.take();
-                Ok(source.open(registration, memory))
-            }
-            Err(error) => {
-                self.node.detach_from_parent();
-                Err(source.fail(error))
-            }
-        };
-        state.phase = Phase::Ended(result, event);
+        match &mut registered {
+            Ok(registration) => registration.keep_event(event.take()),
+            Err(_) => self.node.detach_from_parent(),
+        }
+        state.phase = Phase::Ended(Ended {
+            source,
+            registered,
+            _failure_event: event,
+        });
         let waiter = state.waker.take();
         drop(state);
         for waker in [reader, waiter].into_iter().flatten() {
@@ -451,10 +441,10 @@ impl<R, E> AsyncRegistration<R, E> {
 }
 
 impl<R, E> Phase<R, E> {
-    /// Takes the result of a registration that has ended, and the event of a failure.
-    fn take_ended(&mut self) -> Option<(Result<R, E>, Option<ReservedEvent>)> {
+    /// Takes what the thread found, if the registration has ended.
+    fn take_ended(&mut self) -> Option<Ended<R, E>> {
         match std::mem::replace(self, Self::Closed) {
-            Self::Ended(result, event) => Some((result, event)),
+            Self::Ended(ended) => Some(ended),
             other => {
                 *self = other;
                 None
@@ -466,8 +456,11 @@ impl<R, E> Phase<R, E> {
 impl<R, E> Drop for PendingRegion<R, E> {
     fn drop(&mut self) {
         let phase = std::mem::replace(&mut self.shared.lock().phase, Phase::Closed);
-        if matches!(phase, Phase::Waiting(..) | Phase::Preparing(_)) {
-            self.shared.node.detach_from_parent();
+        match phase {
+            Phase::Waiting(..) | Phase::Preparing(_) => self.shared.node.detach_from_parent(),
+            // The drop of the handle closes the region.
+            Phase::Ended(ended) => drop(ended.into_result()),
+            Phase::Closed => {}
         }
     }
 }

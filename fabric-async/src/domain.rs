@@ -5,16 +5,13 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric_core::buf::RegionBuf;
-use fabric_core::completion::Failed;
-use fabric_core::flags::Access;
 use fabric_core::info::{self, Hints, Info, Scope};
 use fabric_core::stats::DomainStats;
 use fabric_core::transport::{DomainConfig, MessageModel, SocketIo, ThreadMode, WaitPolicy};
 use fabric_core::tree::{ChildLimits, Children, Class, ObjectNode};
 use fabric_core::{Error, Result, SocketOptions};
 use fabric_reactor as reactor;
-use fabric_reactor::{Memfd, WaitFd};
+use fabric_reactor::WaitFd;
 
 use crate::av::AddressVector;
 use crate::close::{CloseError, close_object, dependency_on};
@@ -26,9 +23,7 @@ use crate::endpoint::{EndpointBuilder, SharedRxContextBuilder};
 use crate::eq::EventQueue;
 use crate::fabric::Fabric;
 use crate::flush::flush;
-use crate::mr::{Allocated, MemoryRegion};
 use crate::open_domains;
-use crate::registered::RegisteredBuffer;
 use crate::resource_domain::ResourceDomainBuilder;
 use crate::thread_model::{self, Pinned, Shared, ThreadModel};
 use crate::try_wait::TryWait;
@@ -490,182 +485,6 @@ impl<M: ThreadModel> Domain<M> {
     #[must_use]
     pub fn concurrent_uses(&self) -> u64 {
         self.inner.engine.concurrent_uses()
-    }
-
-    /// Allocates a memory region of `len` zeroed bytes, under a free key.
-    ///
-    /// This call allocates the memory. [`register`](Self::register) registers a buffer of the
-    /// program in place (`fi_mr_reg`).
-    ///
-    /// # Errors
-    /// [`Error::BadFlags`] when `access` is empty; [`Error::TooLong`]; [`Error::Os`] without
-    /// descriptors or memory (all of the memory is reserved at once, and a length above the
-    /// machine's available memory is refused); [`Error::NotSupported`] when the provider has no
-    /// memory regions; [`Error::TooMany`] when the domain has `mr_cnt` regions; [`Error::Invalid`]
-    /// when the domain is bound with [`FI_REG_MR`](Self::bind_eq_reg_mr); [`Error::Closed`].
-    pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion<Allocated, M>> {
-        MemoryRegion::open(self, len, access, None, Allocated)
-    }
-
-    /// Allocates a memory region under this key, as [`alloc`](Self::alloc).
-    ///
-    /// # Errors
-    /// As [`alloc`](Self::alloc); [`Error::Key`] when the key is in use or `FI_KEY_NOTAVAIL`, or
-    /// the domain requires [`MrMode::PROV_KEY`](crate::info::MrMode::PROV_KEY).
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-    /// use fabric_async::info::MrMode;
-    /// use fabric_async::{Access, Error, Fabric, Hints, discover};
-    /// let info = discover(&Hints::new().provider("shm").mr_mode(MrMode::BASIC))?.swap_remove(0);
-    /// let domain = Fabric::open(&info)?.domain(&info)?;
-    /// let region = if info.domain.mr_mode.contains(MrMode::PROV_KEY) {
-    ///     let refused = domain.alloc_with_key(8, Access::REMOTE_READ, 7);
-    ///     assert!(matches!(refused, Err(Error::Key { .. })));
-    ///     domain.alloc(8, Access::REMOTE_READ)?
-    /// } else {
-    ///     domain.alloc_with_key(8, Access::REMOTE_READ, 7)?
-    /// };
-    /// println!("peers use the key {}", region.key());
-    /// # Ok(()) }
-    /// ```
-    pub fn alloc_with_key(
-        &self,
-        len: usize,
-        access: Access,
-        key: u64,
-    ) -> Result<MemoryRegion<Allocated, M>> {
-        MemoryRegion::open(self, len, access, Some(key), Allocated)
-    }
-
-    /// Allocates a memory region with the bytes of a buffer (`fi_mr_reg`), under the requested key
-    /// or a free one.
-    ///
-    /// The buffer's bytes (those of [`FlatBuf::bytes`](crate::buf::FlatBuf::bytes), not the spare
-    /// capacity of a vector) are copied to memory that peers access, and come back with
-    /// [`MemoryRegion::into_buf`]. [`alloc`](Self::alloc) avoids the copies. The buffers of a
-    /// [`Scatter`](crate::buf::Scatter) are segments (`fi_mr_regv`), and lie one after the other in
-    /// the memory of the region.
-    ///
-    /// # Errors
-    /// As [`alloc_with_key`](Self::alloc_with_key), and for segments as
-    /// [`register`](Self::register). A failure drops the buffer; `register` returns it.
-    #[doc(alias = "fi_mr_reg")]
-    #[doc(alias = "fi_mr_regv")]
-    pub fn alloc_from<B: RegionBuf>(
-        &self,
-        buf: B,
-        access: Access,
-        key: Option<u64>,
-    ) -> Result<MemoryRegion<B, M>> {
-        MemoryRegion::alloc_from(self, buf, access, key)
-    }
-
-    /// Registers memory of the program in place (`fi_mr_reg`), under the requested key or a free
-    /// one: memory that has a descriptor, from `memfd_create(2)`.
-    ///
-    /// Peers over `shm` map the memory, and access it even while this process makes no progress.
-    /// The program sees their accesses in its own mappings of the memory, and through the region.
-    /// Over other providers this process executes the accesses. The memory outlives the region,
-    /// and can be registered several times, also in several domains.
-    ///
-    /// Peers get no more rights than the region grants: without [`Access::REMOTE_WRITE`] the memory
-    /// is sealed against writing (`F_SEAL_FUTURE_WRITE`), after which no process can map it for
-    /// writing; mappings for writing that exist stay. The first registration also makes the seals
-    /// final (`F_SEAL_SEAL`). A region is not mapped, and is accessed by this process, when the
-    /// seals do not match its rights, when it has huge pages and [`Access::REMOTE_WRITE`] (a peer
-    /// could free the pages), and with [`Access::REMOTE_WRITE`] but without
-    /// [`Access::REMOTE_READ`].
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use std::os::fd::AsFd;
-    /// use std::os::unix::fs::FileExt;
-    /// use fabric_async::buf::Memfd;
-    /// use fabric_async::{Access, Endpoint};
-    /// let (target, ep) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
-    /// let memory = Memfd::create(1 << 20)?;
-    /// let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
-    /// let region = target.domain().register_memfd(&memory, access, None)?;
-    /// let (remote, peer) = (region.remote(), ep.add_peer(target.name()).await?);
-    /// # let drive = tokio::spawn(async move { let _ = target.recv().await; });
-    /// ep.write(peer, remote.at(100), "hello").await?;
-    /// // What the peer wrote is in the memory, wherever the program has mapped it.
-    /// let file = std::fs::File::from(memory.as_fd().try_clone_to_owned()?);
-    /// let mut bytes = [0; 5];
-    /// file.read_exact_at(&mut bytes, 100)?;
-    /// assert_eq!(&bytes, b"hello");
-    /// # drive.abort(); Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::Key`] when the key is in use, or the domain selects keys
-    /// ([`MrMode::PROV_KEY`](crate::info::MrMode::PROV_KEY)); [`Error::BadFlags`] when `access` is
-    /// empty; [`Error::Os`] without descriptors or memory; [`Error::NotSupported`] when the
-    /// provider has no memory regions; [`Error::TooMany`] when the domain has `mr_cnt` regions;
-    /// [`Error::Invalid`] when the domain is bound with [`FI_REG_MR`](Self::bind_eq_reg_mr);
-    /// [`Error::Closed`].
-    #[doc(alias = "fi_mr_reg")]
-    pub fn register_memfd(
-        &self,
-        memory: &Memfd,
-        access: Access,
-        key: Option<u64>,
-    ) -> Result<MemoryRegion<Memfd, M>> {
-        MemoryRegion::open_memfd(self, memory, access, key)
-    }
-
-    /// Registers a buffer in place (`fi_mr_reg`), under the requested key or a free one.
-    ///
-    /// Nothing is copied; this process executes the accesses of peers.
-    /// [`alloc_from`](Self::alloc_from) copies the bytes to memory that peers access directly
-    /// instead.
-    ///
-    /// The region has the length of the buffer's bytes ([`FlatBuf::bytes`](crate::buf::FlatBuf)),
-    /// not its capacity: an empty `Vec::with_capacity(n)` gives a region of length 0. Use `vec![0;
-    /// n]`.
-    ///
-    /// A [`Scatter`](crate::buf::Scatter) registers several buffers as the segments of one region
-    /// (`fi_mr_regv`), at most `mr_iov_limit` of [`DomainAttr`](crate::info::DomainAttr). Offsets
-    /// run through the segments in order.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-    /// use fabric_async::buf::Scatter;
-    /// use fabric_async::{Access, Endpoint};
-    /// let (target, ep) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
-    /// let segments = Scatter::from([vec![0u8; 6], vec![0u8; 100]]);
-    /// let region = target.domain().register(segments, Access::REMOTE_WRITE, None)?;
-    /// let (remote, peer) = (region.remote(), ep.add_peer(target.name()).await?);
-    /// assert_eq!(remote.len, 106);
-    /// # let owner = tokio::spawn(async move { drop(target.recv().await) });
-    /// ep.write(peer, remote.at(0), "headerbody").await?;
-    /// let segments = region.into_buf()?.into_parts::<Vec<u8>>().unwrap();
-    /// assert_eq!((&segments[0][..], &segments[1][..4]), (&b"header"[..], &b"body"[..]));
-    /// # owner.abort(); Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// With the buffer: [`Error::Invalid`] when its bytes are not writable, when they are not all
-    /// backed by pages in a domain that requires
-    /// [`MrMode::ALLOCATED`](crate::info::MrMode::ALLOCATED), for a `Scatter` of no buffers, or
-    /// when the domain is bound with [`FI_REG_MR`](Self::bind_eq_reg_mr); [`Error::Key`] when the
-    /// key is in use, or the domain selects keys
-    /// ([`MrMode::PROV_KEY`](crate::info::MrMode::PROV_KEY)); [`Error::BadFlags`] when `access` is
-    /// empty; [`Error::TooMany`] for more segments than `mr_iov_limit`, or when the domain has
-    /// `mr_cnt` regions; [`Error::TooLong`] when the sum of the lengths overflows;
-    /// [`Error::Closed`].
-    #[doc(alias = "fi_mr_reg")]
-    #[doc(alias = "fi_mr_regv")]
-    #[doc(alias = "fi_mr_regattr")]
-    pub fn register<B: RegionBuf>(
-        &self,
-        buf: B,
-        access: Access,
-        key: Option<u64>,
-    ) -> Result<RegisteredBuffer<B, M>, Failed<B>> {
-        RegisteredBuffer::register(self, buf, access, key)
     }
 
     /// Binds the default event queue of the domain and its endpoints (`fi_domain_bind`). A domain

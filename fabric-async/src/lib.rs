@@ -134,6 +134,7 @@ pub mod ops;
 mod passive;
 mod raw_key;
 mod registered;
+mod registration;
 mod remote_region;
 mod resolve;
 pub mod resource_domain;

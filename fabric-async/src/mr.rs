@@ -2,26 +2,24 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::{Range, RangeBounds};
+use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, AtomicType};
 use fabric_core::buf::{Payload, RegionBuf, restore_buffer};
 use fabric_core::completion::Failed;
-use fabric_core::flags::{Access, CounterBind, MrMode};
-use fabric_core::mr::{RegionMemory, check_range, encode_raw_key};
-use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
+use fabric_core::flags::{Access, CounterBind};
+use fabric_core::mr::{RegionMemory, check_range};
 use fabric_core::{Error, Result};
-use fabric_reactor::{EngineTransport, Memfd, ReservedEvent, memfd_region};
+use fabric_reactor::{Memfd, memfd_region};
 
-use crate::async_mr::RegionSource;
-use crate::close::{CloseError, close_object, dependency_on};
-use crate::counter::{BoundCounter, Counter, CounterInner};
+use crate::close::{CloseError, close_object};
+use crate::counter::Counter;
 use crate::domain::Domain;
 use crate::domain_inner::DomainInner;
-use crate::endpoint_inner::EndpointInner;
 use crate::op::AsEndpoint;
-use crate::remote_region::{RemoteRegion, start_and_len};
+use crate::registration::{MrRegistration, RegionSource, check_segments, register_now};
+use crate::remote_region::RemoteRegion;
 use crate::thread_model::{Shared, ThreadModel};
 
 /// A memory region (`fid_mr`): memory with a key, which peers read, write and change atomically
@@ -55,210 +53,143 @@ use crate::thread_model::{Shared, ThreadModel};
 pub struct MemoryRegion<B = Allocated, M: ThreadModel = Shared> {
     /// Boxed to keep the handle small.
     registration: Box<MrRegistration>,
-    memory: Arc<dyn RegionMemory>,
     /// The application buffer.
     buf: B,
     model: PhantomData<M>,
-}
-
-/// Memory with a key that is valid until the drop: what regions and registered buffers have in
-/// common.
-pub(crate) struct MrRegistration {
-    pub(crate) node: Arc<ObjectNode>,
-    pub(crate) domain: Arc<DomainInner>,
-    /// The key by which the domain knows the region.
-    key: u64,
-    /// The description for peers, without the key in a domain that requires `FI_MR_RAW`.
-    pub(crate) remote: RemoteRegion,
-    /// The counters of remote accesses, each with the guard that keeps it open.
-    counters: Vec<BoundCounter>,
-    /// Keeps the endpoint open that the region is bound to.
-    endpoint: Option<DependencyGuard>,
-    /// Whether the key is valid.
-    is_open: bool,
-    /// The event of an asynchronous registration, which leaves the queue with the region.
-    pub(crate) event: Option<ReservedEvent>,
-}
-
-impl MrRegistration {
-    /// Registers memory under the requested key or a free one, before the call returns.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open); [`Error::Invalid`] when the domain is bound with `FI_REG_MR`.
-    pub(crate) fn open_now(
-        domain: &Arc<DomainInner>,
-        memory: Arc<dyn RegionMemory>,
-        access: Access,
-        key: Option<u64>,
-    ) -> Result<Box<Self>> {
-        domain.node.check_room(Class::MemoryRegion)?;
-        let node = ObjectNode::new(Class::MemoryRegion, Some(domain.node.clone()));
-        Self::open(node, domain, memory, access, key)
-    }
-
-    /// Registers memory as a region with this node under the requested key or a free one. The
-    /// domain counts the region from now on.
-    pub(crate) fn open(
-        node: Arc<ObjectNode>,
-        domain: &Arc<DomainInner>,
-        memory: Arc<dyn RegionMemory>,
-        access: Access,
-        key: Option<u64>,
-    ) -> Result<Box<Self>> {
-        let mr_mode = domain.info.domain.mr_mode;
-        let (len, address) = (memory.len(), memory.address());
-        check_pages(domain, &*memory, 0..len, mr_mode)?;
-        let key = domain.engine.open_region(memory.clone(), access, key)?;
-        let by_address = mr_mode.contains(MrMode::VIRT_ADDR);
-        let base = if by_address { address } else { 0 };
-        let remote_key = if mr_mode.contains(MrMode::RAW) {
-            RemoteRegion::KEY_NOTAVAIL
-        } else {
-            key
-        };
-        let registration = Box::new(Self {
-            node,
-            domain: domain.clone(),
-            key,
-            remote: RemoteRegion::new(remote_key, len as u64, access).with_base(base),
-            counters: Vec::new(),
-            endpoint: None,
-            is_open: true,
-            event: None,
-        });
-        registration.node.attach_to_parent()?;
-        memory.on_registered();
-        Ok(registration)
-    }
-
-    /// Binds a counter, which counts remote accesses of the kinds `what` from now on.
-    pub(crate) fn bind_counter(
-        &mut self,
-        counter: &Arc<CounterInner>,
-        what: CounterBind,
-    ) -> Result<()> {
-        self.node.check_open()?;
-        let bound = counter.bind_to_region(&self.domain, self.key, what)?;
-        self.counters.push(bound);
-        Ok(())
-    }
-
-    /// Binds the endpoint through which peers access the region.
-    pub(crate) fn bind_endpoint(&mut self, ep: &EndpointInner) -> Result<()> {
-        self.node.check_open()?;
-        let guard = dependency_on(&ep.node, &self.domain.node, Class::MemoryRegion)?;
-        let (engine, key) = (&self.domain.engine, self.key);
-        engine.bind_region_endpoint(key, ep.node.id())?;
-        self.endpoint = Some(guard);
-        Ok(())
-    }
-
-    /// Lets peers access a region to which everything is bound.
-    pub(crate) fn enable(&mut self) -> Result<()> {
-        self.node.check_open()?;
-        self.domain.engine.enable_region(self.key)
-    }
-
-    /// Tells the provider that pages are behind a range of the region's bytes.
-    pub(crate) fn refresh(
-        &self,
-        memory: &dyn RegionMemory,
-        range: impl RangeBounds<usize>,
-    ) -> Result<()> {
-        self.node.check_open()?;
-        let bounds = [range.start_bound(), range.end_bound()];
-        let [start, end] = bounds.map(|bound| bound.map(|at| *at as u64));
-        let (start, len) = start_and_len((start, end), memory.len() as u64);
-        let start = check_range(memory.len(), start, len, 1)?;
-        if self.domain.info.domain.mr_mode.contains(MrMode::MMU_NOTIFY) {
-            check_pages(&self.domain, memory, start..start + len, MrMode::ALLOCATED)?;
-        }
-        let (engine, key) = (&self.domain.engine, self.key);
-        engine.refresh_region(key, start, len)
-    }
-
-    /// Returns the raw key.
-    pub(crate) fn raw_key(&self) -> Vec<u8> {
-        if self.domain.info.domain.mr_mode.contains(MrMode::RAW) {
-            encode_raw_key(self.key, self.remote.base).to_vec()
-        } else {
-            self.key.to_le_bytes().to_vec()
-        }
-    }
-
-    /// Invalidates the key. Returns false if it was invalid before.
-    pub(crate) fn revoke(&mut self) -> bool {
-        let was_open = std::mem::replace(&mut self.is_open, false);
-        if was_open {
-            self.domain.engine.close_region(self.key);
-        }
-        was_open
-    }
-}
-
-/// Checks that pages are behind a range of the memory if the bits demand it.
-fn check_pages(
-    domain: &DomainInner,
-    memory: &dyn RegionMemory,
-    range: Range<usize>,
-    mr_mode: MrMode,
-) -> Result<()> {
-    let transport = domain.fabric.inner.transport;
-    let mut pieces = memory.addresses(range).into_iter();
-    pieces.try_for_each(|(address, len)| transport.check_memory(mr_mode, address, len))
-}
-
-/// Checks that a region has segments, and their number against the domain's `mr_iov_limit`.
-pub(crate) fn check_segments(domain: &DomainInner, buf: &impl RegionBuf) -> Result<()> {
-    let (count, limit) = (buf.count(), domain.info.domain.mr_iov_limit);
-    if count == 0 {
-        return Err(Error::Invalid {
-            what: "buffer to register",
-            why: "it is a list of no buffers".into(),
-        });
-    }
-    // One segment is allowed where the limit is 0.
-    if count > limit.max(1) {
-        return Err(Error::TooMany {
-            what: "segments of a memory region (mr_iov_limit)",
-            count,
-            limit,
-        });
-    }
-    Ok(())
-}
-
-impl Drop for MrRegistration {
-    fn drop(&mut self) {
-        self.revoke();
-        self.node.detach_from_parent();
-    }
 }
 
 /// The buffer type of a region from [`Domain::alloc`], which has no application buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocated;
 
-impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
-    /// Allocates a region and copies the bytes of the buffer, or of all its segments, into it.
-    pub(crate) fn alloc_from(
-        domain: &Domain<M>,
+/// # Memory regions
+impl<M: ThreadModel> Domain<M> {
+    /// Allocates a memory region of `len` zeroed bytes, under a free key.
+    ///
+    /// This call allocates the memory. [`register`](Self::register) registers a buffer of the
+    /// program in place (`fi_mr_reg`).
+    ///
+    /// # Errors
+    /// [`Error::BadFlags`] when `access` is empty; [`Error::TooLong`]; [`Error::Os`] without
+    /// descriptors or memory (all of the memory is reserved at once, and a length above the
+    /// machine's available memory is refused); [`Error::NotSupported`] when the provider has no
+    /// memory regions; [`Error::TooMany`] when the domain has `mr_cnt` regions; [`Error::Invalid`]
+    /// when the domain is bound with [`FI_REG_MR`](Self::bind_eq_reg_mr); [`Error::Closed`].
+    pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion<Allocated, M>> {
+        register_now(&self.inner, ZeroedMemory(len), access, None)
+    }
+
+    /// Allocates a memory region under this key, as [`alloc`](Self::alloc).
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc); [`Error::Key`] when the key is in use or `FI_KEY_NOTAVAIL`, or
+    /// the domain requires [`MrMode::PROV_KEY`](crate::info::MrMode::PROV_KEY).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::info::MrMode;
+    /// use fabric_async::{Access, Error, Fabric, Hints, discover};
+    /// let info = discover(&Hints::new().provider("shm").mr_mode(MrMode::BASIC))?.swap_remove(0);
+    /// let domain = Fabric::open(&info)?.domain(&info)?;
+    /// let region = if info.domain.mr_mode.contains(MrMode::PROV_KEY) {
+    ///     let refused = domain.alloc_with_key(8, Access::REMOTE_READ, 7);
+    ///     assert!(matches!(refused, Err(Error::Key { .. })));
+    ///     domain.alloc(8, Access::REMOTE_READ)?
+    /// } else {
+    ///     domain.alloc_with_key(8, Access::REMOTE_READ, 7)?
+    /// };
+    /// println!("peers use the key {}", region.key());
+    /// # Ok(()) }
+    /// ```
+    pub fn alloc_with_key(
+        &self,
+        len: usize,
+        access: Access,
+        key: u64,
+    ) -> Result<MemoryRegion<Allocated, M>> {
+        register_now(&self.inner, ZeroedMemory(len), access, Some(key))
+    }
+
+    /// Allocates a memory region with the bytes of a buffer (`fi_mr_reg`), under the requested key
+    /// or a free one.
+    ///
+    /// The buffer's bytes (those of [`FlatBuf::bytes`](crate::buf::FlatBuf::bytes), not the spare
+    /// capacity of a vector) are copied to memory that peers access, and come back with
+    /// [`MemoryRegion::into_buf`]. [`alloc`](Self::alloc) avoids the copies. The buffers of a
+    /// [`Scatter`](crate::buf::Scatter) are segments (`fi_mr_regv`), and lie one after the other in
+    /// the memory of the region.
+    ///
+    /// # Errors
+    /// With the buffer: as [`alloc_with_key`](Self::alloc_with_key), and for segments as
+    /// [`register`](Self::register).
+    #[doc(alias = "fi_mr_reg")]
+    #[doc(alias = "fi_mr_regv")]
+    pub fn alloc_from<B: RegionBuf>(
+        &self,
         buf: B,
         access: Access,
         key: Option<u64>,
-    ) -> Result<Self> {
-        domain.inner.check_registers_now()?;
-        let domain = domain.inner.clone();
-        let mut source = CopiedBuffer {
-            domain,
-            buf,
-            access,
-        };
-        let memory = source.prepare()?;
-        let registration = MrRegistration::open_now(&source.domain, memory.clone(), access, key)?;
-        Ok(Self::from_parts(registration, memory, source.buf))
+    ) -> Result<MemoryRegion<B, M>, Failed<B>> {
+        register_now(&self.inner, CopiedBuffer(buf), access, key)
     }
 
+    /// Registers memory of the program in place (`fi_mr_reg`), under the requested key or a free
+    /// one: memory that has a descriptor, from `memfd_create(2)`.
+    ///
+    /// Peers over `shm` map the memory, and access it even while this process makes no progress.
+    /// The program sees their accesses in its own mappings of the memory, and through the region.
+    /// Over other providers this process executes the accesses. The memory outlives the region,
+    /// and can be registered several times, also in several domains.
+    ///
+    /// Peers get no more rights than the region grants: without [`Access::REMOTE_WRITE`] the memory
+    /// is sealed against writing (`F_SEAL_FUTURE_WRITE`), after which no process can map it for
+    /// writing; mappings for writing that exist stay. The first registration also makes the seals
+    /// final (`F_SEAL_SEAL`). A region is not mapped, and is accessed by this process, when the
+    /// seals do not match its rights, when it has huge pages and [`Access::REMOTE_WRITE`] (a peer
+    /// could free the pages), and with [`Access::REMOTE_WRITE`] but without
+    /// [`Access::REMOTE_READ`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::os::fd::AsFd;
+    /// use std::os::unix::fs::FileExt;
+    /// use fabric_async::buf::Memfd;
+    /// use fabric_async::{Access, Endpoint};
+    /// let (target, ep) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+    /// let memory = Memfd::create(1 << 20)?;
+    /// let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    /// let region = target.domain().register_memfd(&memory, access, None)?;
+    /// let (remote, peer) = (region.remote(), ep.add_peer(target.name()).await?);
+    /// # let drive = tokio::spawn(async move { let _ = target.recv().await; });
+    /// ep.write(peer, remote.at(100), "hello").await?;
+    /// // What the peer wrote is in the memory, wherever the program has mapped it.
+    /// let file = std::fs::File::from(memory.as_fd().try_clone_to_owned()?);
+    /// let mut bytes = [0; 5];
+    /// file.read_exact_at(&mut bytes, 100)?;
+    /// assert_eq!(&bytes, b"hello");
+    /// # drive.abort(); Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Key`] when the key is in use, or the domain selects keys
+    /// ([`MrMode::PROV_KEY`](crate::info::MrMode::PROV_KEY)); [`Error::BadFlags`] when `access` is
+    /// empty; [`Error::Os`] without descriptors or memory; [`Error::NotSupported`] when the
+    /// provider has no memory regions; [`Error::TooMany`] when the domain has `mr_cnt` regions;
+    /// [`Error::Invalid`] when the domain is bound with [`FI_REG_MR`](Self::bind_eq_reg_mr);
+    /// [`Error::Closed`].
+    #[doc(alias = "fi_mr_reg")]
+    pub fn register_memfd(
+        &self,
+        memory: &Memfd,
+        access: Access,
+        key: Option<u64>,
+    ) -> Result<MemoryRegion<Memfd, M>> {
+        register_now(&self.inner, MemfdInPlace(memory.clone()), access, key)
+    }
+}
+
+impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
     /// Closes the region, as [`close`](Self::close) does, and returns its buffer with the bytes of
     /// the region. The buffer may lack the effect of an access in progress.
     ///
@@ -267,24 +198,11 @@ impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
     pub fn into_buf(self) -> Result<B, CloseError<Self>> {
         let mut region = close_object(self, |region| &region.registration.node)?;
         region.registration.revoke();
-        Ok(fill_from_region(region.buf, &*region.memory))
+        Ok(fill_from_region(region.buf, &*region.registration.memory))
     }
 }
 
 impl<M: ThreadModel> MemoryRegion<Memfd, M> {
-    /// Registers memory of the program in place.
-    pub(crate) fn open_memfd(
-        domain: &Domain<M>,
-        memfd: &Memfd,
-        access: Access,
-        key: Option<u64>,
-    ) -> Result<Self> {
-        domain.inner.check_registers_now()?;
-        let memory = memfd_region(memfd, access)?;
-        let registration = MrRegistration::open_now(&domain.inner, memory.clone(), access, key)?;
-        Ok(Self::from_parts(registration, memory, memfd.clone()))
-    }
-
     /// Returns the memory.
     #[must_use]
     pub fn memfd(&self) -> &Memfd {
@@ -292,23 +210,16 @@ impl<M: ThreadModel> MemoryRegion<Memfd, M> {
     }
 }
 
-/// Memory of the program for an asynchronous registration.
-pub(crate) struct MemfdInPlace {
-    pub(crate) memfd: Memfd,
-    pub(crate) access: Access,
-}
+/// Memory of the program, registered in place.
+pub(crate) struct MemfdInPlace(pub(crate) Memfd);
 
-impl RegionSource<MemoryRegion<Memfd>, Error> for MemfdInPlace {
-    fn prepare(&mut self) -> Result<Arc<dyn RegionMemory>> {
-        memfd_region(&self.memfd, self.access)
+impl<M: ThreadModel> RegionSource<MemoryRegion<Memfd, M>, Error> for MemfdInPlace {
+    fn prepare(&mut self, _: &DomainInner, access: Access) -> Result<Arc<dyn RegionMemory>> {
+        memfd_region(&self.0, access)
     }
 
-    fn open(
-        self: Box<Self>,
-        registration: Box<MrRegistration>,
-        memory: Arc<dyn RegionMemory>,
-    ) -> MemoryRegion<Memfd> {
-        MemoryRegion::from_parts(registration, memory, self.memfd)
+    fn open(self: Box<Self>, registration: Box<MrRegistration>) -> MemoryRegion<Memfd, M> {
+        MemoryRegion::new(registration, self.0)
     }
 
     fn fail(self: Box<Self>, error: Error) -> Error {
@@ -316,24 +227,16 @@ impl RegionSource<MemoryRegion<Memfd>, Error> for MemfdInPlace {
     }
 }
 
-/// Zeroed memory of this many bytes for an asynchronous registration.
-pub(crate) struct ZeroedMemory {
-    pub(crate) transport: &'static EngineTransport,
-    pub(crate) len: usize,
-    pub(crate) access: Access,
-}
+/// Zeroed memory of this many bytes.
+pub(crate) struct ZeroedMemory(pub(crate) usize);
 
-impl RegionSource<MemoryRegion, Error> for ZeroedMemory {
-    fn prepare(&mut self) -> Result<Arc<dyn RegionMemory>> {
-        self.transport.alloc(self.len, self.access)
+impl<M: ThreadModel> RegionSource<MemoryRegion<Allocated, M>, Error> for ZeroedMemory {
+    fn prepare(&mut self, domain: &DomainInner, access: Access) -> Result<Arc<dyn RegionMemory>> {
+        domain.fabric.inner.transport.alloc(self.0, access)
     }
 
-    fn open(
-        self: Box<Self>,
-        registration: Box<MrRegistration>,
-        memory: Arc<dyn RegionMemory>,
-    ) -> MemoryRegion {
-        MemoryRegion::from_parts(registration, memory, Allocated)
+    fn open(self: Box<Self>, registration: Box<MrRegistration>) -> MemoryRegion<Allocated, M> {
+        MemoryRegion::new(registration, Allocated)
     }
 
     fn fail(self: Box<Self>, error: Error) -> Error {
@@ -342,32 +245,23 @@ impl RegionSource<MemoryRegion, Error> for ZeroedMemory {
 }
 
 /// Memory with the bytes of a buffer, which are in it before its key is published.
-pub(crate) struct CopiedBuffer<B> {
-    pub(crate) domain: Arc<DomainInner>,
-    pub(crate) buf: B,
-    pub(crate) access: Access,
-}
+pub(crate) struct CopiedBuffer<B>(pub(crate) B);
 
-impl<B: RegionBuf> RegionSource<MemoryRegion<B>, Failed<B>> for CopiedBuffer<B> {
-    fn prepare(&mut self) -> Result<Arc<dyn RegionMemory>> {
-        check_segments(&self.domain, &self.buf)?;
-        let transport = self.domain.fabric.inner.transport;
-        let bytes = self.buf.region_bytes();
-        let memory = transport.alloc(bytes.len(), self.access)?;
+impl<B: RegionBuf, M: ThreadModel> RegionSource<MemoryRegion<B, M>, Failed<B>> for CopiedBuffer<B> {
+    fn prepare(&mut self, domain: &DomainInner, access: Access) -> Result<Arc<dyn RegionMemory>> {
+        check_segments(domain, &self.0)?;
+        let bytes = self.0.region_bytes();
+        let memory = domain.fabric.inner.transport.alloc(bytes.len(), access)?;
         copy_to_region(bytes, &*memory);
         Ok(memory)
     }
 
-    fn open(
-        self: Box<Self>,
-        registration: Box<MrRegistration>,
-        memory: Arc<dyn RegionMemory>,
-    ) -> MemoryRegion<B> {
-        MemoryRegion::from_parts(registration, memory, self.buf)
+    fn open(self: Box<Self>, registration: Box<MrRegistration>) -> MemoryRegion<B, M> {
+        MemoryRegion::new(registration, self.0)
     }
 
     fn fail(self: Box<Self>, error: Error) -> Failed<B> {
-        Failed::new(error, self.buf)
+        Failed::new(error, self.0)
     }
 }
 
@@ -391,32 +285,17 @@ fn fill_from_region<B: RegionBuf>(buf: B, memory: &dyn RegionMemory) -> B {
 }
 
 impl<B, M: ThreadModel> MemoryRegion<B, M> {
-    /// Allocates and publishes a region, with the application buffer that it keeps, under the
-    /// requested key or a free one.
-    pub(crate) fn open(
-        domain: &Domain<M>,
-        len: usize,
-        access: Access,
-        key: Option<u64>,
-        buf: B,
-    ) -> Result<Self> {
-        domain.inner.check_registers_now()?;
-        let memory = domain.inner.fabric.inner.transport.alloc(len, access)?;
-        let registration = MrRegistration::open_now(&domain.inner, memory.clone(), access, key)?;
-        Ok(Self::from_parts(registration, memory, buf))
-    }
-
-    fn from_parts(
-        registration: Box<MrRegistration>,
-        memory: Arc<dyn RegionMemory>,
-        buf: B,
-    ) -> Self {
+    fn new(registration: Box<MrRegistration>, buf: B) -> Self {
         Self {
             registration,
-            memory,
             buf,
             model: PhantomData,
         }
+    }
+
+    /// Returns the memory of the region.
+    fn memory(&self) -> &dyn RegionMemory {
+        &*self.registration.memory
     }
 
     /// Closes the region (`fi_close`), as a drop does: the key is free again, and peers that use
@@ -566,7 +445,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     #[doc(alias = "fi_mr_refresh")]
     #[doc(alias = "FI_MR_MMU_NOTIFY")]
     pub fn refresh(&mut self, range: impl RangeBounds<usize>) -> Result<()> {
-        self.registration.refresh(&*self.memory, range)
+        self.registration.refresh(range)
     }
 
     /// Copies bytes out of the region. Eight bytes at a multiple of eight are read as one word. In
@@ -576,8 +455,8 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// # Errors
     /// [`Error::OutOfBounds`] when the range leaves the region.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
-        let at = check_range(self.memory.len(), offset as u64, out.len(), 1)?;
-        self.memory.read(at, out);
+        let at = check_range(self.memory().len(), offset as u64, out.len(), 1)?;
+        self.memory().read(at, out);
         Ok(())
     }
 
@@ -589,8 +468,8 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// # Errors
     /// [`Error::OutOfBounds`] when the range leaves the region.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
-        let at = check_range(self.memory.len(), offset as u64, bytes.len(), 1)?;
-        self.memory.write(at, bytes);
+        let at = check_range(self.memory().len(), offset as u64, bytes.len(), 1)?;
+        self.memory().write(at, bytes);
         Ok(())
     }
 
@@ -610,7 +489,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// As [`load`](Self::load); [`Error::NotSupported`] when the data type does not have the
     /// operation.
     pub fn atomic<T: AtomicType>(&self, offset: usize, op: AtomicOp, operand: T) -> Result<T> {
-        execute_atomic(&*self.memory, offset, op, operand, None)
+        execute_atomic(self.memory(), offset, op, operand, None)
     }
 
     /// Applies an atomic operation with a comparand, such as `AtomicOp::Cswap`, as
@@ -625,7 +504,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         operand: T,
         comparand: T,
     ) -> Result<T> {
-        execute_atomic(&*self.memory, offset, op, operand, Some(comparand))
+        execute_atomic(self.memory(), offset, op, operand, Some(comparand))
     }
 }
 

@@ -12,13 +12,12 @@ use fabric_core::mr::{RegionMemory, RegisteredMemory};
 use fabric_core::tree::Class;
 use fabric_core::{Error, Result};
 
-use crate::async_mr::RegionSource;
 use crate::close::{CloseError, close_object};
 use crate::counter::Counter;
 use crate::domain::Domain;
 use crate::domain_inner::DomainInner;
-use crate::mr::{MrRegistration, check_segments};
 use crate::op::AsEndpoint;
+use crate::registration::{MrRegistration, RegionSource, check_segments, register_now};
 use crate::remote_region::RemoteRegion;
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -84,38 +83,67 @@ pub struct RegisteredGuard<'a, B, M: ThreadModel = Shared> {
     marker: PhantomData<(fn() -> B, M)>,
 }
 
-impl<B: RegionBuf, M: ThreadModel> RegisteredBuffer<B, M> {
-    /// Registers the buffer under the requested key or a free one. A failure returns the buffer.
-    pub(crate) fn register(
-        domain: &Domain<M>,
+/// # Registered buffers
+impl<M: ThreadModel> Domain<M> {
+    /// Registers a buffer in place (`fi_mr_reg`), under the requested key or a free one.
+    ///
+    /// Nothing is copied; this process executes the accesses of peers.
+    /// [`alloc_from`](Self::alloc_from) copies the bytes to memory that peers access directly
+    /// instead.
+    ///
+    /// The region has the length of the buffer's bytes ([`FlatBuf::bytes`](crate::buf::FlatBuf)),
+    /// not its capacity: an empty `Vec::with_capacity(n)` gives a region of length 0. Use `vec![0;
+    /// n]`.
+    ///
+    /// A [`Scatter`](crate::buf::Scatter) registers several buffers as the segments of one region
+    /// (`fi_mr_regv`), at most `mr_iov_limit` of [`DomainAttr`](crate::info::DomainAttr). Offsets
+    /// run through the segments in order.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::buf::Scatter;
+    /// use fabric_async::{Access, Endpoint};
+    /// let (target, ep) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+    /// let segments = Scatter::from([vec![0u8; 6], vec![0u8; 100]]);
+    /// let region = target.domain().register(segments, Access::REMOTE_WRITE, None)?;
+    /// let (remote, peer) = (region.remote(), ep.add_peer(target.name()).await?);
+    /// assert_eq!(remote.len, 106);
+    /// # let owner = tokio::spawn(async move { drop(target.recv().await) });
+    /// ep.write(peer, remote.at(0), "headerbody").await?;
+    /// let segments = region.into_buf()?.into_parts::<Vec<u8>>().unwrap();
+    /// assert_eq!((&segments[0][..], &segments[1][..4]), (&b"header"[..], &b"body"[..]));
+    /// # owner.abort(); Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// With the buffer: [`Error::Invalid`] when its bytes are not writable, when they are not all
+    /// backed by pages in a domain that requires
+    /// [`MrMode::ALLOCATED`](crate::info::MrMode::ALLOCATED), for a `Scatter` of no buffers, or
+    /// when the domain is bound with [`FI_REG_MR`](Self::bind_eq_reg_mr); [`Error::Key`] when the
+    /// key is in use, or the domain selects keys
+    /// ([`MrMode::PROV_KEY`](crate::info::MrMode::PROV_KEY)); [`Error::BadFlags`] when `access` is
+    /// empty; [`Error::TooMany`] for more segments than `mr_iov_limit`, or when the domain has
+    /// `mr_cnt` regions; [`Error::TooLong`] when the sum of the lengths overflows;
+    /// [`Error::Closed`].
+    #[doc(alias = "fi_mr_reg")]
+    #[doc(alias = "fi_mr_regv")]
+    #[doc(alias = "fi_mr_regattr")]
+    pub fn register<B: RegionBuf>(
+        &self,
         buf: B,
         access: Access,
         key: Option<u64>,
-    ) -> Result<Self, Failed<B>> {
-        if let Err(error) = domain.inner.check_registers_now() {
-            return Err(Failed::new(error, buf));
-        }
-        let memory = match BufferInPlace::new(&domain.inner, buf).0 {
-            Ok(memory) => memory,
-            Err((error, any)) => return Err(Failed::new(error, restore_buffer(any))),
-        };
-        match MrRegistration::open_now(&domain.inner, memory.clone(), access, key) {
-            Ok(registration) => Ok(Self::from_parts(registration, memory)),
-            Err(error) => {
-                let any = memory.take().unwrap_or_default();
-                Err(Failed::new(error, restore_buffer(any)))
-            }
-        }
+    ) -> Result<RegisteredBuffer<B, M>, Failed<B>> {
+        register_now(
+            &self.inner,
+            BufferInPlace::new(&self.inner, buf),
+            access,
+            key,
+        )
     }
+}
 
-    fn from_parts(registration: Box<MrRegistration>, memory: Arc<RegisteredMemory>) -> Self {
-        Self {
-            registration,
-            memory,
-            marker: PhantomData,
-        }
-    }
-
+impl<B: RegionBuf, M: ThreadModel> RegisteredBuffer<B, M> {
     /// Locks the buffer for the owner to read and write. Blocks while an access of a peer is
     /// executed, of which at most 64 KiB are executed at once.
     ///
@@ -136,7 +164,7 @@ impl<B: RegionBuf, M: ThreadModel> RegisteredBuffer<B, M> {
     /// [`Error::Closed`] when a [guard](Self::lock) was leaked: the guard has the buffer.
     pub fn into_buf(self) -> Result<B, CloseError<Self>> {
         let mut registered = close_object(self, |registered| &registered.registration.node)?;
-        registered.revoke();
+        registered.registration.revoke();
         match registered.memory.take() {
             Some(any) => Ok(restore_buffer(any.into_filled())),
             None => Err(CloseError {
@@ -147,7 +175,7 @@ impl<B: RegionBuf, M: ThreadModel> RegisteredBuffer<B, M> {
     }
 }
 
-/// A buffer in place for a registration, or the refused buffer.
+/// A buffer to register in place, or one that cannot be registered.
 pub(crate) struct BufferInPlace(Result<Arc<RegisteredMemory>, (Error, AnyBuf)>);
 
 impl BufferInPlace {
@@ -161,23 +189,25 @@ impl BufferInPlace {
     }
 }
 
-impl<B: RegionBuf> RegionSource<RegisteredBuffer<B>, Failed<B>> for BufferInPlace {
-    fn prepare(&mut self) -> Result<Arc<dyn RegionMemory>> {
+impl<B: RegionBuf, M: ThreadModel> RegionSource<RegisteredBuffer<B, M>, Failed<B>>
+    for BufferInPlace
+{
+    fn prepare(&mut self, _: &DomainInner, _: Access) -> Result<Arc<dyn RegionMemory>> {
         match &self.0 {
             Ok(memory) => Ok(memory.clone()),
             Err((error, _)) => Err(error.clone()),
         }
     }
 
-    fn open(
-        self: Box<Self>,
-        registration: Box<MrRegistration>,
-        _: Arc<dyn RegionMemory>,
-    ) -> RegisteredBuffer<B> {
+    fn open(self: Box<Self>, registration: Box<MrRegistration>) -> RegisteredBuffer<B, M> {
         let Ok(memory) = self.0 else {
             unreachable!("the memory of a refused buffer is not registered")
         };
-        RegisteredBuffer::from_parts(registration, memory)
+        RegisteredBuffer {
+            registration,
+            memory,
+            marker: PhantomData,
+        }
     }
 
     fn fail(self: Box<Self>, error: Error) -> Failed<B> {
@@ -226,7 +256,7 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
     #[doc(alias = "fi_mr_refresh")]
     #[doc(alias = "FI_MR_MMU_NOTIFY")]
     pub fn refresh(&mut self, range: impl RangeBounds<usize>) -> Result<()> {
-        self.registration.refresh(&*self.memory, range)
+        self.registration.refresh(range)
     }
 
     /// Enables the registration, as [`MemoryRegion::enable`](crate::MemoryRegion::enable).
@@ -247,13 +277,6 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         close_object(self, |registered| &registered.registration.node).map(drop)
-    }
-
-    /// Invalidates the key and wakes the connections whose accesses wait for the buffer.
-    fn revoke(&mut self) {
-        if self.registration.revoke() {
-            self.registration.domain.engine.region_unlocked();
-        }
     }
 
     /// Returns the key, as [`MemoryRegion::key`](crate::MemoryRegion::key).
@@ -279,7 +302,7 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
 
 impl<B, M: ThreadModel> Drop for RegisteredBuffer<B, M> {
     fn drop(&mut self) {
-        self.revoke();
+        self.registration.revoke();
         // Responses that wait for a peer share the memory, and the engine drops them under the
         // domain's lock. The drop of the buffer may be user code, so the buffer is dropped here.
         drop(self.memory.take());

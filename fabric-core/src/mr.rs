@@ -13,9 +13,9 @@ mod registered;
 mod table;
 
 use std::any::Any;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::num::NonZeroU64;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -115,8 +115,8 @@ pub trait RegionMemory: Any + Debug + Send + Sync {
         false
     }
 
-    /// Begins an access by a peer, which the caller [ends](Self::end_access). Returns false, and
-    /// begins no access, when the owner holds or has closed the memory.
+    /// Begins an access by a peer, for [`PeerAccess`]. Returns false, and begins no access, when
+    /// the owner holds or has closed the memory.
     #[must_use]
     fn begin_access(&self) -> bool {
         true
@@ -124,6 +124,44 @@ pub trait RegionMemory: Any + Debug + Send + Sync {
 
     /// Ends an access that [`begin_access`](Self::begin_access) began.
     fn end_access(&self) {}
+}
+
+/// An access by a peer that is in progress: the owner of the memory waits for its end, the drop.
+pub struct PeerAccess<'a>(&'a dyn RegionMemory);
+
+impl<'a> PeerAccess<'a> {
+    /// Begins an access; `None` when the owner holds or has closed the memory.
+    #[must_use]
+    pub fn begin(memory: &'a dyn RegionMemory) -> Option<Self> {
+        memory.begin_access().then(|| Self(memory))
+    }
+
+    /// Returns whether an access to the memory need not wait: its owner does not hold it, or it is
+    /// closed.
+    #[must_use]
+    pub fn is_possible(memory: &'a dyn RegionMemory) -> bool {
+        Self::begin(memory).is_some() || !memory.is_open()
+    }
+}
+
+impl Deref for PeerAccess<'_> {
+    type Target = dyn RegionMemory;
+
+    fn deref(&self) -> &Self::Target {
+        self.0
+    }
+}
+
+impl Drop for PeerAccess<'_> {
+    fn drop(&mut self) {
+        self.0.end_access();
+    }
+}
+
+impl Debug for PeerAccess<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PeerAccess").field(&self.0).finish()
+    }
 }
 
 /// A memory region: what a key stands for.

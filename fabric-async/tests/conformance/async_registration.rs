@@ -370,7 +370,8 @@ pub(crate) async fn domain_registers_as_it_is_bound(setup: Setup) {
     };
     is_refused(domain.alloc(8, READ_WRITE).unwrap_err());
     is_refused(domain.alloc_with_key(8, READ_WRITE, 1).unwrap_err());
-    is_refused(domain.alloc_from(vec![1], READ_WRITE, None).unwrap_err());
+    let refused = domain.alloc_from(vec![1], READ_WRITE, None).unwrap_err();
+    is_refused(refused.error);
     let refused = domain.register(vec![1; 8], READ_WRITE, None).unwrap_err();
     assert_eq!(refused.buf, [1; 8]);
     is_refused(refused.error);

@@ -64,7 +64,8 @@ pub(crate) async fn requested_key_is_refused_if_the_provider_selects_keys(setup:
         let refused = domain
             .alloc_from(vec![1; 8], READ_WRITE, Some(7))
             .unwrap_err();
-        assert!(is_refused(&refused), "{refused}");
+        assert!(is_refused(&refused.error), "{refused}");
+        assert_eq!(refused.buf, [1; 8]);
         let refused = domain
             .register(vec![1; 8], READ_WRITE, Some(7))
             .unwrap_err();

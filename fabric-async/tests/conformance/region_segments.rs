@@ -166,7 +166,7 @@ pub(crate) async fn segments_are_limited_by_mr_iov_limit(setup: Setup) {
         let refused = domain
             .alloc_from(bufs(limit + 1), READ_WRITE, None)
             .unwrap_err();
-        assert_too_many(&refused, limit + 1, limit);
+        assert_too_many(&refused.error, limit + 1, limit);
         let refused = domain
             .register(Scatter::new(), READ_WRITE, None)
             .unwrap_err();
@@ -174,7 +174,7 @@ pub(crate) async fn segments_are_limited_by_mr_iov_limit(setup: Setup) {
         let refused = domain
             .alloc_from(Scatter::new(), READ_WRITE, None)
             .unwrap_err();
-        assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+        assert!(matches!(refused.error, Error::Invalid { .. }), "{refused}");
     };
     check(&setup.open_domain(&fabric, &info), 4);
     info.domain.mr_iov_limit = 2;

@@ -71,10 +71,9 @@ impl RegionTable {
     }
 
     /// Inserts a region under the requested key, or under a generated one, and returns the key.
-    /// Peers address the bytes by their virtual addresses in this process if the domain requires
-    /// `FI_MR_VIRT_ADDR`, else by offsets. Peers have no access before the region is
-    /// [enabled](Self::enable) if the domain requires `FI_MR_ENDPOINT`, and to no page before it is
-    /// [refreshed](Self::refresh) if the domain requires `FI_MR_MMU_NOTIFY`.
+    /// Peers address the bytes by offsets that begin at `base`. They have no access before the
+    /// region is [enabled](Self::enable) if the domain requires `FI_MR_ENDPOINT`, and to no page
+    /// before it is [refreshed](Self::refresh) if the domain requires `FI_MR_MMU_NOTIFY`.
     ///
     /// # Errors
     /// [`Error::Key`] when the requested key is in use, or the domain selects keys
@@ -82,6 +81,7 @@ impl RegionTable {
     pub fn insert(
         &mut self,
         memory: Arc<dyn RegionMemory>,
+        base: u64,
         access: Access,
         key: Option<u64>,
     ) -> Result<u64> {
@@ -115,11 +115,6 @@ impl RegionTable {
                     break slot;
                 }
             },
-        };
-        let base = if self.mr_mode.contains(MrMode::VIRT_ADDR) {
-            memory.address()
-        } else {
-            0
         };
         let notifies = self.mr_mode.contains(MrMode::MMU_NOTIFY);
         let pages = notifies.then(|| Arc::new(RefreshedPages::new(memory.len())));
@@ -293,10 +288,12 @@ mod tests {
         let mut table = RegionTable::default();
         let memory = || Arc::new(LocalMemory::new(100).unwrap());
         let key = table
-            .insert(memory(), Access::REMOTE_READ, Some(7))
+            .insert(memory(), 0, Access::REMOTE_READ, Some(7))
             .unwrap();
         assert_eq!(key, 7);
-        let taken = table.insert(memory(), Access::READ, Some(7)).unwrap_err();
+        let taken = table
+            .insert(memory(), 0, Access::READ, Some(7))
+            .unwrap_err();
         assert_eq!(
             taken,
             Error::Key {
@@ -304,31 +301,29 @@ mod tests {
                 why: "is in use"
             }
         );
-        let no_key = table.insert(memory(), Access::READ, Some(KEY_NOTAVAIL));
+        let no_key = table.insert(memory(), 0, Access::READ, Some(KEY_NOTAVAIL));
         assert!(matches!(no_key, Err(Error::Key { .. })), "{no_key:?}");
-        assert!(table.insert(memory(), Access::empty(), None).is_err());
+        assert!(table.insert(memory(), 0, Access::empty(), None).is_err());
         for _ in 0..10 {
-            assert_ne!(table.insert(memory(), Access::READ, None).unwrap(), 7);
+            assert_ne!(table.insert(memory(), 0, Access::READ, None).unwrap(), 7);
         }
         assert_eq!(table.get(7).map(|region| region.memory.len()), Some(100));
         assert!(table.remove(7).is_some() && table.get(7).is_none() && table.remove(7).is_none());
-        assert!(table.insert(memory(), Access::READ, Some(7)).is_ok());
+        assert!(table.insert(memory(), 0, Access::READ, Some(7)).is_ok());
     }
 
     #[test]
-    fn provider_selects_keys_and_addresses_if_the_domain_requires_it() {
+    fn provider_selects_keys_if_the_domain_requires_it() {
         let memory: Arc<dyn RegionMemory> = Arc::new(LocalMemory::new(100).unwrap());
         let mut table = RegionTable::new(MrMode::PROV_KEY | MrMode::VIRT_ADDR);
-        let refused = table.insert(memory.clone(), Access::READ, Some(7));
+        let refused = table.insert(memory.clone(), 0, Access::READ, Some(7));
         assert!(
             matches!(refused, Err(Error::Key { key: 7, .. })),
             "{refused:?}"
         );
-        let key = table.insert(memory.clone(), Access::READ, None).unwrap();
-        assert_eq!(
-            table.get(key).map(|region| region.base),
-            Some(memory.address())
-        );
+        let base = memory.address();
+        let key = table.insert(memory, base, Access::READ, None).unwrap();
+        assert_eq!(table.get(key).map(|region| region.base), Some(base));
     }
 
     /// A region with a duty is closed to peers until it is enabled; then nothing is bound to it.
@@ -337,7 +332,7 @@ mod tests {
         let open = |mr_mode| {
             let mut table = RegionTable::new(mr_mode);
             let memory = Arc::new(LocalMemory::new(100).unwrap());
-            let key = table.insert(memory, Access::REMOTE_READ, None).unwrap();
+            let key = table.insert(memory, 0, Access::REMOTE_READ, None).unwrap();
             (table, key)
         };
         let access = |table: &RegionTable, key| table.get(key).unwrap().access;
@@ -381,7 +376,7 @@ mod tests {
         const COUNT: usize = if cfg!(miri) { 200 } else { 10_000 };
         let memory: Arc<dyn RegionMemory> = Arc::new(LocalMemory::new(100).unwrap());
         let generate = |table: &mut RegionTable| {
-            let key = table.insert(memory.clone(), Access::READ, None);
+            let key = table.insert(memory.clone(), 0, Access::READ, None);
             key.unwrap()
         };
         let (mut table, mut other) = (RegionTable::default(), RegionTable::default());

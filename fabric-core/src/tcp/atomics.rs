@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::FiAddr;
 use crate::atomic::{AtomicCall, AtomicSpec, MAX_ATOMIC_BYTES};
 use crate::completion::{OpKind, Transfer};
-use crate::mr::{AccessError, RegionMemory, execute_atomic_array};
+use crate::mr::{AccessError, PeerAccess, RegionMemory, execute_atomic_array};
 use crate::transport::{EndpointContext, EngineContext, RemoteAccess, RmaIov};
 
 use super::frame::ACCESS_VIOLATION;
@@ -82,16 +82,13 @@ pub(super) fn execute_native(
         }
     };
     let (memory, rma_events) = (region.memory.clone(), region.rma_events);
-    if !memory.begin_access() {
-        return Ok(WriteProgress::Blocked(
-            0,
-            None,
-            BlockedOn::RegionLocked(memory),
-        ));
-    }
+    let Some(access) = PeerAccess::begin(&*memory) else {
+        let blocked_on = BlockedOn::RegionLocked(memory);
+        return Ok(WriteProgress::Blocked(0, None, blocked_on));
+    };
     let mut result = vec![0; if fetches { remote.len } else { 0 }];
-    execute_atomic_array(&*memory, offset, &remote, bytes, &mut result);
-    memory.end_access();
+    execute_atomic_array(&*access, offset, &remote, bytes, &mut result);
+    drop(access);
     if responses.rma_events || rma_events {
         ctx.on_remote_access(
             remote.key,
@@ -162,19 +159,22 @@ pub(super) fn execute_rxm(
             return Ok(None);
         }
     };
-    if let Some(memory) = begin_access_all(&segments) {
-        return Ok(Some(BlockedOn::RegionLocked(memory)));
+    let mut accesses = Vec::with_capacity(segments.len());
+    for segment in &segments {
+        let Some(access) = PeerAccess::begin(&*segment.memory) else {
+            return Ok(Some(BlockedOn::RegionLocked(segment.memory.clone())));
+        };
+        accesses.push(access);
     }
     let mut fetched = vec![0; if fetches { total } else { 0 }];
     execute_all(&segments, bytes, &mut fetched);
+    drop(accesses);
     for AtomicSegment {
-        memory,
         remote,
         rma_events: region_rma_events,
         ..
     } in segments
     {
-        memory.end_access();
         if responses.rma_events || region_rma_events {
             let transfer = Transfer::written(remote.len, None, source);
             ctx.on_remote_access(remote.key, RemoteAccess::from_kind(kind), transfer);
@@ -227,18 +227,6 @@ fn check_segments(
         })
     };
     remotes.iter().map(check).collect()
-}
-
-/// Begins an access to all segments. If a region is locked by its owner, begins none and returns
-/// that region.
-fn begin_access_all(segments: &[AtomicSegment]) -> Option<Arc<dyn RegionMemory>> {
-    let locked = segments
-        .iter()
-        .position(|segment| !segment.memory.begin_access())?;
-    segments[..locked]
-        .iter()
-        .for_each(|segment| segment.memory.end_access());
-    Some(segments[locked].memory.clone())
 }
 
 /// Executes the operation on one segment after the other. `bytes` holds the operands of all

@@ -3,6 +3,7 @@
 use crate::address::FiAddr;
 use crate::atomic::MAX_ATOMIC_BYTES;
 use crate::matching::{Envelope, PeerKey};
+use crate::mr::PeerAccess;
 use crate::transport::{EndpointContext, EngineContext, PartialId};
 
 use super::frame::STATUS_LEN;
@@ -563,11 +564,7 @@ impl FrameReader {
     ) -> bool {
         match (&self.blocked_on, &mut self.body) {
             (Some(BlockedOn::RegionLocked(memory)), _) => {
-                let is_accessible = memory.begin_access();
-                if is_accessible {
-                    memory.end_access();
-                }
-                return is_accessible || !memory.is_open();
+                return PeerAccess::is_possible(&**memory);
             }
             (Some(BlockedOn::CqFull), Some(FrameBody::Write(write))) => {
                 return write.notify(sender.1, responses, ctx);

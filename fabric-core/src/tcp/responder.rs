@@ -14,7 +14,7 @@ use std::sync::Arc;
 use crate::completion::{OpKind, Transfer};
 use crate::error::Error;
 use crate::matching::PeerKey;
-use crate::mr::{AccessError, RegionMemory};
+use crate::mr::{AccessError, PeerAccess, RegionMemory};
 use crate::transport::{EndpointContext, EngineContext, RemoteAccess};
 use crate::{FiAddr, buf::Payload};
 
@@ -43,6 +43,13 @@ pub(super) struct CheckedSegment {
     pub(super) key: u64,
     /// The owner of the region wants an event for every access.
     pub(super) rma_events: bool,
+}
+
+impl CheckedSegment {
+    /// Returns whether an access to the segment need not wait for the owner of its region.
+    pub(super) fn is_accessible(&self) -> bool {
+        PeerAccess::is_possible(&*self.memory)
+    }
 }
 
 /// The responses that are due to a peer, in order.
@@ -141,10 +148,10 @@ impl ResponseQueue {
             return false;
         };
         match self.position {
-            None => !segments.iter().all(is_accessible),
+            None => !segments.iter().all(CheckedSegment::is_accessible),
             Some(position) => segments
                 .get(position.segment)
-                .is_some_and(|segment| !is_accessible(segment)),
+                .is_some_and(|segment| !segment.is_accessible()),
         }
     }
 
@@ -328,7 +335,7 @@ impl ResponseQueue {
                 Response::Read(segments) => {
                     let mut position = match self.position {
                         Some(position) => position,
-                        None if segments.iter().all(is_accessible) => {
+                        None if segments.iter().all(CheckedSegment::is_accessible) => {
                             let total = segments.iter().map(|segment| segment.len as u64).sum();
                             writer.begin_read_response(self.is_same_implementation, total);
                             *self.position.insert(ResponsePosition::default())
@@ -363,16 +370,6 @@ impl ResponseQueue {
             self.queue.pop_front();
         }
     }
-}
-
-/// Returns whether an access to the segment need not wait: its region is not locked by its owner,
-/// or is closed.
-pub(super) fn is_accessible(segment: &CheckedSegment) -> bool {
-    if !segment.memory.begin_access() {
-        return !segment.memory.is_open();
-    }
-    segment.memory.end_access();
-    true
 }
 
 /// Ends a read response; if `is_checked`, with a status.
@@ -439,11 +436,10 @@ impl ResponsePosition {
             }
             if self.failed_segment.is_some() {
                 writer.fill_read_response(count, |_| {});
-            } else if segment.memory.begin_access() {
+            } else if let Some(access) = PeerAccess::begin(&*segment.memory) {
                 writer.fill_read_response(count, |into| {
-                    segment.memory.read(segment.offset + self.offset, into)
+                    access.read(segment.offset + self.offset, into);
                 });
-                segment.memory.end_access();
             } else if segment.memory.is_open() {
                 return Ok(ResponseStatus::RegionLocked);
             } else {

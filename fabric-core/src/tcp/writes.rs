@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use crate::FiAddr;
 use crate::completion::{OpKind, Transfer};
-use crate::mr::{AccessError, RegionMemory};
+use crate::mr::{AccessError, PeerAccess, RegionMemory};
 use crate::transport::{EndpointContext, EngineContext, RemoteAccess};
 
 use super::frame::ACCESS_VIOLATION;
-use super::responder::{CheckedSegment, ResponseQueue, is_accessible};
+use super::responder::{CheckedSegment, ResponseQueue};
 use super::{AckDue, Frame, ProtocolViolation, RmaIovList, RmaNack};
 
 /// A write whose payload is arriving.
@@ -90,7 +90,7 @@ impl IncomingWrite {
             }
             Err(_) => return Err(ACCESS_VIOLATION),
         };
-        if let Some(segment) = segments.iter().find(|segment| !is_accessible(segment)) {
+        if let Some(segment) = segments.iter().find(|segment| !segment.is_accessible()) {
             return Ok(Err(BlockedOn::RegionLocked(segment.memory.clone())));
         }
         Ok(Ok(Self {
@@ -131,22 +131,16 @@ impl IncomingWrite {
                 None => rest.len(),
                 Some(segment) => {
                     let count = rest.len().min(segment.len - self.offset);
-                    if count > 0 && (!segment.memory.is_open() || !segment.memory.begin_access()) {
-                        if segment.memory.is_open() {
-                            return Ok(WriteProgress::Blocked(
-                                used,
-                                None,
-                                BlockedOn::RegionLocked(segment.memory.clone()),
-                            ));
-                        }
-                        self.on_region_closed(responses)?;
-                        continue;
-                    }
                     if count > 0 {
-                        segment
-                            .memory
-                            .write(segment.offset + self.offset, &rest[..count]);
-                        segment.memory.end_access();
+                        if !segment.memory.is_open() {
+                            self.on_region_closed(responses)?;
+                            continue;
+                        }
+                        let Some(access) = PeerAccess::begin(&*segment.memory) else {
+                            let blocked_on = BlockedOn::RegionLocked(segment.memory.clone());
+                            return Ok(WriteProgress::Blocked(used, None, blocked_on));
+                        };
+                        access.write(segment.offset + self.offset, &rest[..count]);
                     }
                     self.offset += count;
                     if self.offset == segment.len {

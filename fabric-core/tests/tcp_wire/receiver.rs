@@ -82,7 +82,7 @@ impl TcpReceiver {
         let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
         for (key, access) in [(READ_WRITE_KEY, both), (READ_ONLY_KEY, Access::REMOTE_READ)] {
             let memory = Arc::new(LocalMemory::new(region_len).unwrap());
-            regions.insert(memory, access, Some(key)).unwrap();
+            regions.insert(memory, 0, access, Some(key)).unwrap();
         }
         context.services.regions = Some(regions);
         let mut responses = ResponseQueue::default();

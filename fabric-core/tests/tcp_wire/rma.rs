@@ -503,7 +503,7 @@ fn register_buffer(target: &mut TcpReceiver) -> Arc<RegisteredMemory> {
         .regions
         .as_mut()
         .unwrap()
-        .insert(memory.clone(), both, Some(20))
+        .insert(memory.clone(), 0, both, Some(20))
         .unwrap();
     memory
 }

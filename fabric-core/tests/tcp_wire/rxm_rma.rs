@@ -691,7 +691,7 @@ fn atomics_wait_while_owner_holds_the_buffer() {
         .regions
         .as_mut()
         .unwrap()
-        .insert(memory.clone(), both, Some(9))
+        .insert(memory.clone(), 0, both, Some(9))
         .unwrap();
     let buf = memory.take().unwrap();
     let one = 1u64.to_ne_bytes();

@@ -11,19 +11,21 @@ use super::domain::DomainHandle;
 use super::state::bindings::CounterBindings;
 
 impl DomainHandle {
-    /// Registers memory under the requested key or a generated one (`fi_mr_reg`).
+    /// Registers memory under the requested key or a generated one (`fi_mr_reg`). Peers address the
+    /// bytes by offsets that begin at `base`.
     ///
     /// # Errors
     /// As [`RegionTable::insert`](fabric_core::mr::RegionTable::insert).
     pub fn open_region(
         &self,
         memory: Arc<dyn RegionMemory>,
+        base: u64,
         access: Access,
         key: Option<u64>,
     ) -> Result<u64> {
         let _locked = self.lock_or_refuse()?;
         let mut regions = self.regions().lock();
-        regions.insert(memory, access, key)
+        regions.insert(memory, base, access, key)
     }
 
     /// Binds a region to the endpoint with this id in the object tree (`fi_mr_bind`).

@@ -22,7 +22,7 @@ use fabric_core::atomic::{AtomicCall, AtomicSpec, MAX_ATOMIC_BYTES};
 use fabric_core::buf::{CopySource, Payload};
 use fabric_core::completion::OpKind;
 use fabric_core::flags::Access;
-use fabric_core::mr::{AccessError, RegionMemory, execute_atomic_array};
+use fabric_core::mr::{AccessError, PeerAccess, RegionMemory, execute_atomic_array};
 use fabric_core::transport::{EndpointContext, EngineContext, RmaIov};
 
 use super::shared_memory::SharedMemory;
@@ -157,9 +157,9 @@ impl RmaRequest {
                 return true;
             }
         };
-        if !region.memory.begin_access() {
+        let Some(access) = PeerAccess::begin(&*region.memory) else {
             return false;
-        }
+        };
         let mut bytes = vec![
             0;
             if self.kind == OpKind::Read {
@@ -169,19 +169,19 @@ impl RmaRequest {
             }
         ];
         match self.kind {
-            OpKind::Read => region.memory.read(at, &mut bytes),
+            OpKind::Read => access.read(at, &mut bytes),
             OpKind::Write => {
                 bounce_buffer.read(DATA_AT, &mut bytes);
-                region.memory.write(at, &bytes);
+                access.write(at, &bytes);
             }
             _ => {
                 bounce_buffer.read(DATA_AT, &mut bytes);
                 let mut result = vec![0; if self.kind.fills_buffer() { len } else { 0 }];
-                execute_atomic_array(&*region.memory, at, &self.remote, &bytes, &mut result);
+                execute_atomic_array(&*access, at, &self.remote, &bytes, &mut result);
                 bytes = result;
             }
         }
-        region.memory.end_access();
+        drop(access);
         if self.kind.fills_buffer() {
             bounce_buffer.write(DATA_AT, &bytes);
         }
