@@ -18,11 +18,11 @@ use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fabric_core::FiAddr;
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
 use fabric_core::mr::RmaIov;
 use fabric_core::transport::{BlockableFastPath, FastPath, FastPathResult, TxOp};
+use fabric_core::{FiAddr, Result};
 
 use super::record::ALIGN_PAYLOAD_FROM;
 use super::tx_connection::{PushOutcome, TxConnection};
@@ -79,15 +79,27 @@ impl ConnectionTable {
         is_open.then_some(ConnectionGuard(slot))
     }
 
-    /// Inserts a connection at an index that has none.
-    pub(crate) fn insert(&self, index: usize, tx: TxConnection) {
-        let (chunk, slot) = Self::locate(index);
+    /// Locks the connection to a peer, which is created if there is none. Returns whether it was.
+    ///
+    /// # Errors
+    /// Those of `create`.
+    pub(crate) fn lock_or_insert(
+        &self,
+        peer: FiAddr,
+        create: impl FnOnce() -> Result<TxConnection>,
+    ) -> Result<(ConnectionGuard<'_>, bool)> {
+        let (chunk, slot) = Self::locate(peer.index());
         let slots = self.chunks[chunk].get_or_init(|| {
             (0..FIRST_CHUNK_LEN << chunk)
                 .map(|_| ConnectionSlot(ConnectionLock::new(self.lock_mode.clone(), None)))
                 .collect()
         });
-        *slots[slot].0.lock() = Some(Box::new(tx));
+        let mut slot = slots[slot].0.lock();
+        let is_new = slot.as_deref().is_none_or(|tx| tx.addr != peer);
+        if is_new {
+            *slot = Some(Box::new(create()?));
+        }
+        Ok((ConnectionGuard(slot), is_new))
     }
 
     pub(crate) fn remove(&self, index: usize) -> Option<Box<TxConnection>> {

@@ -35,13 +35,14 @@ use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{EndpointContext, EngineContext, EpId, WaitSet};
 use fabric_core::{Address, Result, SocketOptions};
 
+use sending::TxPass;
+
 use super::connection_table::ConnectionTable;
 use super::control::ControlMessage;
 use super::loans::ReceivedLoans;
 use super::rx_connection::LocalEndpoint;
 use super::rx_table::RxConnections;
 use super::token::ShmToken;
-use super::tx_connection::QueueProgress;
 use super::tx_settings::TxSettings;
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::thread_lock::LockMode;
@@ -204,8 +205,9 @@ impl ShmEndpoint {
         let mut progressed = 0;
         let mut index = 0;
         while let Some(&tx_index) = self.tx_queued.get(index) {
-            progressed += u32::from(self.progress_tx_connection(ctx, tx_index));
-            if self.is_tx_idle(tx_index) {
+            let pass = self.progress_tx_connection(ctx, tx_index);
+            progressed += u32::from(pass.progressed);
+            if pass.is_idle {
                 self.tx_queued.swap_remove(index);
             } else {
                 index += 1;
@@ -214,24 +216,22 @@ impl ShmEndpoint {
         progressed
     }
 
-    /// Sends queued operations of one connection. Returns whether anything progressed.
+    /// Sends queued operations of one connection.
     fn progress_tx_connection(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         tx_index: usize,
-    ) -> bool {
-        let progress = self
-            .tx_connections
-            .lock(tx_index)
-            .map_or(QueueProgress::Idle, |mut tx| tx.progress_queue(ctx));
-        match progress {
-            QueueProgress::Progressed => true,
-            QueueProgress::Idle => false,
-            QueueProgress::Closed => {
-                self.on_tx_peer_closed(ctx, tx_index);
-                true
-            }
-        }
+    ) -> TxPass {
+        let Some(mut tx) = self.tx_connections.lock(tx_index) else {
+            return TxPass {
+                progressed: false,
+                is_idle: true,
+            };
+        };
+        let progress = tx.progress_queue(ctx);
+        let is_idle = tx.is_idle();
+        drop(tx);
+        self.end_tx_pass(ctx, tx_index, progress, is_idle)
     }
 
     /// Returns the message that tells the peers that the endpoint closes. `None` if the endpoint is

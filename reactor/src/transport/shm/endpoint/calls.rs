@@ -122,27 +122,28 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         tx_op: &TxOp,
     ) -> Result<()> {
         let tx_index = tx_op.peer.index();
-        if self.tx_connection(tx_op.peer).is_none() {
+        let create = || {
             let peer = ctx.address_of(tx_op.peer)?;
             if let Some(error) = self.disconnect_error() {
                 return Err(error);
             }
             peer.check_scheme(Scheme::Shm)?;
-            self.tx_connections.insert(
-                tx_index,
-                TxConnection::new(peer, tx_op.peer, self.tx_settings.clone()),
-            );
+            let settings = self.tx_settings.clone();
+            Ok(TxConnection::new(peer, tx_op.peer, settings))
+        };
+        let (mut tx, is_new) = self.tx_connections.lock_or_insert(tx_op.peer, create)?;
+        if is_new {
             self.tx_indices.push(tx_index);
         }
-        self.connect(ctx, tx_index)?;
-        if let Some(mut tx) = self.tx_connections.lock(tx_index) {
-            tx.enqueue(op, tx_connection::at_start(tx_op, ctx));
-        }
-        if !self.tx_queued.contains(&tx_index) {
-            self.tx_queued.push(tx_index);
-        }
-        self.progress_tx_connection(ctx, tx_index);
-        if !self.is_tx_idle(tx_index) {
+        self.connect(ctx, &mut tx)?;
+        tx.enqueue(op, tx_connection::at_start(tx_op, ctx));
+        let progress = tx.progress_queue(ctx);
+        let is_idle = tx.is_idle();
+        drop(tx);
+        if !self.end_tx_pass(ctx, tx_index, progress, is_idle).is_idle {
+            if !self.tx_queued.contains(&tx_index) {
+                self.tx_queued.push(tx_index);
+            }
             ctx.request_rearm();
         }
         Ok(())

@@ -143,7 +143,7 @@ impl ShmEndpoint {
         let tx = TxConnection::new(peer.clone(), addr, config.tx_settings.clone());
         // The name is replaced when the endpoint has connected or accepted.
         let mut endpoint = Self::new(ctx, peer.clone(), kind, config);
-        endpoint.tx_connections.insert(tx_index, tx);
+        endpoint.tx_connections.lock_or_insert(addr, || Ok(tx))?;
         endpoint.tx_indices.push(tx_index);
         match params.mode {
             ConnectMode::Connect { from, .. } => endpoint.start_connect(ctx, from)?,

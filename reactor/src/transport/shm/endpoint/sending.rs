@@ -7,8 +7,17 @@ use fabric_core::{Error, FiAddr, Result};
 
 use super::super::connection_table::ConnectionGuard;
 use super::super::token::ShmToken;
-use super::super::tx_connection::{ConnectionEnd, PushOutcome, TxConnection};
+use super::super::tx_connection::{ConnectionEnd, PushOutcome, QueueProgress, TxConnection};
 use super::ShmEndpoint;
+
+/// The result of a pass over the queue of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TxPass {
+    /// Whether an operation was sent in part, or completed, or the peer has closed.
+    pub(super) progressed: bool,
+    /// Whether no operation is queued and nothing is awaited from the peer.
+    pub(super) is_idle: bool,
+}
 
 impl ShmEndpoint {
     /// Notes that a peer must be woken at the end of the batch.
@@ -45,16 +54,13 @@ impl ShmEndpoint {
         }
     }
 
-    /// Connects to the peer at this index, unless a connection exists.
+    /// Connects a connection to its peer if it is closed.
     pub(super) fn connect(
-        &mut self,
+        &self,
         ctx: &EndpointContext<'_, impl EngineContext>,
-        tx_index: usize,
+        tx: &mut TxConnection,
     ) -> Result<()> {
-        let token = ShmToken::Tx(tx_index as u32).pack(self.id);
-        let Some(mut tx) = self.tx_connections.lock(tx_index) else {
-            return Ok(());
-        };
+        let token = ShmToken::Tx(tx.addr.index() as u32).pack(self.id);
         if tx.is_closed() {
             if let Some(error) = self.disconnect_error() {
                 return Err(error);
@@ -63,6 +69,29 @@ impl ShmEndpoint {
             tx.expected_incarnation = ctx.incarnation_of(tx.addr);
         }
         tx.connect(&self.name, self.local.incarnation, token, &self.wait_set)
+    }
+
+    /// Handles the result of a pass over the queue of a connection, after which the connection was
+    /// idle or not.
+    pub(super) fn end_tx_pass(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+        tx_index: usize,
+        progress: QueueProgress,
+        is_idle: bool,
+    ) -> TxPass {
+        let is_closed = progress == QueueProgress::Closed;
+        if is_closed {
+            self.on_tx_peer_closed(ctx, tx_index);
+        }
+        TxPass {
+            progressed: progress != QueueProgress::Idle,
+            is_idle: if is_closed {
+                self.is_tx_idle(tx_index)
+            } else {
+                is_idle
+            },
+        }
     }
 
     /// Handles a peer whose endpoint has marked its ring as closed. Returns the error for the
