@@ -330,7 +330,7 @@ fn frame_above_the_limit_is_refused_by_both_sides() {
         assert_eq!(a.next().await.unwrap().unwrap().len(), 1000);
 
         a.send(vec![0; 1000].into()).await.unwrap();
-        a.feed(vec![0; 1001].into()).await.unwrap();
+        a.send(vec![0; 1001].into()).await.unwrap();
         assert_eq!(b.next().await.unwrap().unwrap().len(), 1000);
         let error = b.next().await.unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidData);
@@ -339,6 +339,33 @@ fn frame_above_the_limit_is_refused_by_both_sides() {
             text.contains("1001 bytes") && text.contains("1000 bytes"),
             "{text}"
         );
+        assert!(b.next().await.is_none());
+    });
+}
+
+/// Short frames are sent together where that saves system calls, and none is left behind.
+#[test]
+fn short_frames_are_sent_by_the_next_flush() {
+    run(async |address| {
+        let (mut a, mut b) = frames(address).await;
+        let frame = |index: u32| Bytes::from(index.to_le_bytes().to_vec());
+        let sent = |frames: &FabricFrames| frames.endpoint().stats().sent.count;
+        let before = sent(&a);
+        for index in 0..3 {
+            a.feed(frame(index)).await.unwrap();
+        }
+        let is_held = address.starts_with("tcp");
+        assert_eq!(sent(&a) - before, if is_held { 0 } else { 3 });
+        a.flush().await.unwrap();
+        assert_eq!(sent(&a) - before, 3);
+        // More than may be in flight.
+        for index in 3..100 {
+            a.feed(frame(index)).await.unwrap();
+        }
+        drop(a);
+        for index in 0..100 {
+            assert_eq!(b.next().await.unwrap().unwrap(), frame(index));
+        }
         assert!(b.next().await.is_none());
     });
 }

@@ -3,6 +3,7 @@
 //! An [`Operation`] refers to an operation slot of the engine by its key, until it resolves.
 //! Dropping the `Operation` withdraws or detaches the posted operation.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::marker::PhantomData;
@@ -11,9 +12,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use fabric_core::buf::IoBuf;
-use fabric_core::completion::{Done, Failed, Transfer};
-use fabric_core::transport::OpKey;
+use fabric_core::buf::{FlatBuf, IoBuf};
+use fabric_core::completion::{Done, Failed, OpKind, Transfer};
+use fabric_core::transport::{OpKey, TxOp};
+use fabric_core::{Error, FiAddr};
 use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 use tokio::task::coop;
 
@@ -159,6 +161,35 @@ impl<B: IoBuf, M: ThreadModel> Operation<B, M> {
         let buf = ep.domain.engine.cancel(*key).ok()?;
         self.state = OperationState::Resolved;
         Some(restore_canceled(buf))
+    }
+}
+
+impl<B: FlatBuf, M: ThreadModel> Operation<B, M> {
+    /// Sends buffers, each as a message, under one lock, until one is refused. `started` takes each
+    /// send, with its length, under the lock.
+    pub(crate) fn start_sends(
+        ep: &Arc<EndpointInner>,
+        peer: FiAddr,
+        bufs: &mut VecDeque<B>,
+        mut started: impl FnMut(Self, usize),
+    ) -> fabric_core::Result<()> {
+        let engine = &ep.domain.engine;
+        let mut tx_op = TxOp::new(OpKind::Send, peer);
+        tx_op.more = bufs.len() > 1 && engine.defers_in_batches();
+        let mut posts = engine.batch(ep.id).ok_or(Error::ConcurrentUse)?;
+        while let Some(buf) = bufs.pop_front() {
+            ep.check_tx_with(OpKind::Send, false, false, false, &buf)?;
+            let len = buf.bytes().len();
+            let op = match posts.start_send(&tx_op, buf)? {
+                PostResult::Done(transfer, buf) => Self::done_inline(buf, transfer),
+                PostResult::Pending(key) => Self::posted(ep.clone(), key, false),
+                PostResult::Reported => {
+                    unreachable!("a post for a future is never reported to a queue")
+                }
+            };
+            started(op, len);
+        }
+        posts.finish()
     }
 }
 

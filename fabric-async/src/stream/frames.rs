@@ -67,10 +67,12 @@ const READ_AHEAD_BYTES: usize = 4 << 20;
 ///
 /// # Flush, close, end and errors
 ///
-/// As those of a [`FabricStream`](super::FabricStream): frames are on their way before a flush;
-/// `close` ends the stream to the peer and fails no frame; so does a drop. The stream ends with
-/// `None` after all frames if the peer has closed or dropped its side. If the connection ends
-/// before, it returns an error once, and then ends.
+/// As those of a [`FabricStream`](super::FabricStream). Over `shm` a frame is on its way at once;
+/// over `tcp` short frames go out together, with one system call: when 16 KiB of them, or as many
+/// as may be in flight, have been accepted, and by `flush`, `close` and the drop. `close` ends the
+/// stream to the peer and fails no frame; so does a drop. The stream ends with `None` after all
+/// frames if the peer has closed or dropped its side. If the connection ends before, it returns an
+/// error once, and then ends.
 ///
 /// # Cancel safety
 /// `next` takes no frame if its future is dropped, and `send` loses none that it has accepted.
@@ -172,7 +174,7 @@ impl Sink<Bytes> for FabricFrames {
                 limit,
             }));
         }
-        self.send.send(frame)
+        self.send.hold(frame)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

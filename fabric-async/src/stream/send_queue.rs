@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
 
 use fabric_core::Error;
-use fabric_core::buf::{IoBuf, PooledBuf};
+use fabric_core::buf::{FlatBuf, PooledBuf};
 use tokio::runtime::Handle;
 
 use super::io_error;
@@ -16,10 +16,17 @@ use crate::op::Operation;
 /// Completion data of the message that ends a stream of frames. The message is empty.
 pub(super) const END_DATA: u64 = 1;
 
+/// The number of bytes from which messages that are held are posted.
+const MAX_BYTES_HELD: usize = 16 << 10;
+
 /// The sends of one direction of a connection. Dropping the queue ends the stream; sends that are
 /// in flight go on in a task, which keeps the endpoint open.
-pub(super) struct SendQueue<B: IoBuf> {
+pub(super) struct SendQueue<B: FlatBuf> {
     ep: ConnectedEndpoint,
+    /// Messages that are posted together, by the next flush at the latest.
+    held: VecDeque<B>,
+    /// Sum of the lengths in `held`.
+    bytes_held: usize,
     /// In posting order, each with the length of its message.
     in_flight: VecDeque<(Operation<B>, usize)>,
     /// Sum of the lengths in `in_flight`.
@@ -47,12 +54,14 @@ enum SendState {
     Failed(Error),
 }
 
-impl<B: IoBuf> SendQueue<B> {
+impl<B: FlatBuf> SendQueue<B> {
     pub(super) fn new(ep: ConnectedEndpoint, limits: SendLimits) -> Self {
         // A credit is left for the message that ends the stream.
         let sends = limits.sends.min(ep.info().tx.size.saturating_sub(1)).max(1);
         Self {
             ep,
+            held: VecDeque::new(),
+            bytes_held: 0,
             in_flight: VecDeque::new(),
             bytes_in_flight: 0,
             end: None,
@@ -66,24 +75,61 @@ impl<B: IoBuf> SendQueue<B> {
         &self.ep
     }
 
-    /// Waits until a message can be posted. Fails after the end of the stream, and after a send has
-    /// failed.
+    /// Waits until a message can be posted or held. Fails after the end of the stream, and after a
+    /// send has failed.
     pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check_open()?;
-        while !self.in_flight.is_empty() {
-            match self.poll_oldest(cx) {
-                Poll::Ready(result) => result?,
-                Poll::Pending if self.is_full() => return Poll::Pending,
-                Poll::Pending => break,
-            }
+        while self.is_full() {
+            self.post_held()?;
+            ready!(self.poll_oldest(cx))?;
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Removes the sends that have completed. Fails if one has failed.
+    pub(super) fn remove_completed(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        while !self.in_flight.is_empty()
+            && let Poll::Ready(result) = self.poll_oldest(cx)
+        {
+            result?;
+        }
+        Ok(())
+    }
+
+    /// Accepts a message, which is posted together with others, by the next flush at the latest; at
+    /// once if that takes no lock of the domain.
+    pub(super) fn hold(&mut self, buf: B) -> io::Result<()> {
+        self.check_open()?;
+        if self.ep.endpoint_and_peer().0.inner.has_fast_path() {
+            return self.send(buf);
+        }
+        self.bytes_held += buf.bytes().len();
+        self.held.push_back(buf);
+        if self.bytes_held < MAX_BYTES_HELD {
+            return Ok(());
+        }
+        self.post_held()
+    }
+
+    /// Posts the messages that are held.
+    fn post_held(&mut self) -> io::Result<()> {
+        self.bytes_held = 0;
+        if self.held.len() > 1 {
+            let (ep, peer) = self.ep.endpoint_and_peer();
+            let (in_flight, bytes_in_flight) = (&mut self.in_flight, &mut self.bytes_in_flight);
+            let sent = Operation::start_sends(&ep.inner, peer, &mut self.held, |op, len| {
+                *bytes_in_flight += len;
+                in_flight.push_back((op, len));
+            });
+            return sent.map_err(|error| self.fail(error));
+        }
+        self.held.pop_front().map_or(Ok(()), |buf| self.send(buf))
     }
 
     /// Posts a message.
     pub(super) fn send(&mut self, buf: B) -> io::Result<()> {
         self.check_open()?;
-        let len = buf.payload().len();
+        let len = buf.bytes().len();
         match self.ep.send(buf).start() {
             Ok(op) => {
                 self.in_flight.push_back((op, len));
@@ -111,6 +157,7 @@ impl<B: IoBuf> SendQueue<B> {
         if let SendState::Failed(error) = &self.state {
             return Poll::Ready(Err(io_error(error.clone())));
         }
+        self.post_held()?;
         while !self.in_flight.is_empty() {
             ready!(self.poll_oldest(cx))?;
         }
@@ -131,13 +178,14 @@ impl<B: IoBuf> SendQueue<B> {
     /// Ends the queue without the message that ends the stream, and gives up the sends in flight.
     pub(super) fn abort(&mut self) {
         self.state = SendState::Ended;
+        self.held.clear();
         self.in_flight.clear();
         self.end = None;
     }
 
     /// Posts the message that ends the stream, once.
     fn end(&mut self) {
-        if matches!(self.state, SendState::Open) {
+        if matches!(self.state, SendState::Open) && self.post_held().is_ok() {
             // The post fails if the peer has left: it needs no end.
             let end = self.ep.send(PooledBuf::empty()).data(END_DATA).start();
             self.end = end.ok();
@@ -146,7 +194,8 @@ impl<B: IoBuf> SendQueue<B> {
     }
 
     fn is_full(&self) -> bool {
-        self.in_flight.len() >= self.limits.sends || self.bytes_in_flight >= self.limits.bytes
+        self.held.len() + self.in_flight.len() >= self.limits.sends
+            || self.bytes_in_flight >= self.limits.bytes
     }
 
     fn check_open(&self) -> io::Result<()> {
@@ -178,7 +227,7 @@ impl<B: IoBuf> SendQueue<B> {
     }
 }
 
-impl<B: IoBuf> Drop for SendQueue<B> {
+impl<B: FlatBuf> Drop for SendQueue<B> {
     fn drop(&mut self) {
         self.end();
         if matches!(self.state, SendState::Failed(_)) {
@@ -198,7 +247,7 @@ impl<B: IoBuf> Drop for SendQueue<B> {
 }
 
 /// Waits for the sends of a queue that was dropped. The endpoint stays open until they complete.
-async fn finish_sends<B: IoBuf>(
+async fn finish_sends<B: FlatBuf>(
     _ep: ConnectedEndpoint,
     in_flight: VecDeque<(Operation<B>, usize)>,
     end: Option<Operation<PooledBuf>>,

@@ -48,6 +48,7 @@ impl WriteSide {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let budget = ready!(coop::poll_proceed(cx));
+        self.queue.remove_completed(cx)?;
         ready!(self.queue.poll_ready(cx))?;
         budget.made_progress();
         let mut sent = 0;
@@ -70,6 +71,7 @@ impl WriteSide {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let budget = ready!(coop::poll_proceed(cx));
+        self.queue.remove_completed(cx)?;
         ready!(self.queue.poll_ready(cx))?;
         budget.made_progress();
         Poll::Ready(self.send_one(slices))

@@ -20,7 +20,7 @@ use fabric_core::{Error, FiAddr, Result};
 use super::domain::DomainHandle;
 use super::endpoint_table::EngineTransportEndpoint;
 use super::progress::{EngineGuard, EngineState};
-use super::state::ops::{CompletionTarget, CreditMode};
+use super::state::ops::{CompletionTarget, CreditMode, PostResult};
 
 /// The maximum number of posts under one lock.
 pub const MAX_BATCH_POSTS: usize = 32;
@@ -77,6 +77,22 @@ impl PostBatch<'_> {
         self.engine
             .send(self.ep, tx_op, buf, target, CreditMode::NoWait)
             .map(drop)
+    }
+
+    /// Posts a send for a future, as [`send`](Self::send) in other respects.
+    ///
+    /// # Errors
+    /// As [`DomainHandle::send`], with the buffer.
+    #[allow(clippy::result_large_err)] // like every post
+    pub fn start_send<B: IoBuf>(
+        &mut self,
+        tx_op: &TxOp,
+        buf: B,
+    ) -> Result<PostResult<B>, Failed<B>> {
+        let buf = self.domain.copy_unlendable_loan(buf)?;
+        self.count_post(tx_op);
+        let (target, credit) = (CompletionTarget::Future, CreditMode::NoWait);
+        self.engine.send(self.ep, tx_op, buf, target, credit)
     }
 
     /// Sends plain messages to one peer that report to the transmit queue, until one cannot be sent
