@@ -45,7 +45,8 @@ impl ShmEndpoint {
         }
     }
 
-    /// Connects to the peer at this index, unless a connection exists.
+    /// Connects to the peer at this index, unless a connection exists. If the listener cannot take
+    /// the connection now, the endpoint tries again later.
     pub(super) fn connect(
         &mut self,
         ctx: &EndpointContext<'_, impl EngineContext>,
@@ -62,7 +63,13 @@ impl ShmEndpoint {
             ctx.address_of(tx.addr)?;
             tx.expected_incarnation = ctx.incarnation_of(tx.addr);
         }
-        tx.connect(&self.name, self.local.incarnation, token, &self.wait_set)
+        tx.connect(&self.name, self.local.incarnation, token, &self.wait_set)?;
+        let must_retry = tx.next_try().is_some();
+        drop(tx);
+        if must_retry {
+            self.add_connect_retry(tx_index)?;
+        }
+        Ok(())
     }
 
     /// Handles a peer whose endpoint has marked its ring as closed. Returns the error for the
