@@ -35,8 +35,8 @@ const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// * [`Error::TimedOut`];
 /// * [`Error::Protocol`] when the answer violates the protocol;
 /// * [`Error::PeerGone`] when the peer disconnects without an answer;
-/// * over shm, [`Error::ConnectionRefused`] when the endpoint there is not a passive one or the
-///   kernel queues no further connections, and [`Error::OtherUser`];
+/// * over shm, [`Error::ConnectionRefused`] when the endpoint there is not a passive one, or takes
+///   no connection of this process within the time limit, and [`Error::OtherUser`];
 /// * [`Error::TooLong`] above the limit of private data;
 /// * [`Error::BadAddress`], [`Error::WrongScheme`];
 /// * [`Error::Invalid`] when the info is of another endpoint type;

@@ -122,9 +122,10 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [`guide::client_server`](crate::guide::client_server).
     ///
     /// Waits until the peer makes progress and answers: over `shm` without limit, over `tcp` for at
-    /// most ten seconds. `tokio::time::timeout` sets a shorter limit. Over `udp` there are no
-    /// connections, and the peer is only inserted. [`AddressVector::insert`] inserts a peer without
-    /// connecting.
+    /// most ten seconds. Over `shm`, a peer whose backlog is full, or that has as many handshakes
+    /// of this process as it takes, is tried again for ten seconds. `tokio::time::timeout` sets a
+    /// shorter limit. Over `udp` there are no connections, and the peer is only inserted.
+    /// [`AddressVector::insert`] inserts a peer without connecting.
     ///
     /// For a host name, as in `tcp://localhost:7000`, its addresses of this endpoint's family are
     /// tried in order; see [`resolve`](crate::resolve()). The handle stands for the address that

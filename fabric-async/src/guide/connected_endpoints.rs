@@ -57,7 +57,7 @@
 //! | [`NoSuchPeer`](Error::NoSuchPeer) | no process listens there |
 //! | [`RejectedByPeer`](Error::RejectedByPeer) | the peer's program rejected, with its private data; over `tcp` also, without data, if the endpoint there is connectionless |
 //! | [`Protocol`](Error::Protocol) | over `tcp`: a program with another protocol listens there |
-//! | [`ConnectionRefused`](Error::ConnectionRefused) | over `shm`: the endpoint there is connectionless, or the queue of the kernel is full |
+//! | [`ConnectionRefused`](Error::ConnectionRefused) | over `shm`: the endpoint there is connectionless, or takes no connection of this process within the time limit |
 //! | [`OtherUser`](Error::OtherUser) | over `shm`: the process there is another user's |
 //! | [`PeerGone`](Error::PeerGone) | the peer closed the connection |
 //! | [`TimedOut`](Error::TimedOut) | no answer within ten seconds, or [`Connect::timeout`]; a libfabric program answers only while it reads its event queue |
@@ -121,8 +121,12 @@
 //!
 //! A connection has ten seconds to send its request; 256 may be pending, and the oldest is evicted.
 //! Up to 128 requests wait for `accept`; further connections wait in the kernel's backlog, of 4096
-//! over `tcp` and 1024 over `shm`, or `net.core.somaxconn` if it is lower. Over `shm` a connect
-//! beyond that fails at once with [`RefusalReason::Resources`].
+//! over `tcp` and 1024 over `shm`, or `net.core.somaxconn` if it is lower.
+//!
+//! Over `shm` a connect beyond that is tried again after about 1 ms, and then after twice the delay
+//! each time up to 16 ms. So is a connect of a process that has 64 connections without a request at
+//! the passive endpoint, or 64 requests that wait for `accept`. When the connect timeout has
+//! passed, the attempt fails with [`RefusalReason::Resources`].
 //!
 //! # Messages and memory
 //!

@@ -6,6 +6,7 @@ mod blocking_close;
 mod budget_attacks;
 mod churn;
 mod completion_levels;
+mod connect_floods;
 mod connected_shm;
 mod connected_shm_hostile;
 mod domain_mode;

@@ -633,6 +633,37 @@ fn length_in_a_header_allocates_no_memory() {
     }
 }
 
+/// A message in segments takes no receive before 4 KiB of its first segment have arrived, or all of
+/// a shorter one.
+#[test]
+fn begun_segment_takes_no_receive() {
+    let beginning = 4096;
+    for segment_len in [100, beginning, 16_000] {
+        let body = test_pattern(1, segment_len);
+        let bytes = encode_segment(1, SegmentType::First, &body, 20_000);
+        let headers_len = bytes.len() - segment_len;
+        let taking = headers_len + segment_len.min(beginning);
+        let mut receiver = rxm_receiver();
+        let op = receiver.post_recv(UNTAGGED, None);
+        for arrived in [0, headers_len, taking - 1] {
+            let outcome = receiver.read(&bytes[..arrived]).unwrap();
+            assert_eq!(
+                (outcome.consumed, outcome.stop_reason),
+                (0, StopReason::NeedsBytes)
+            );
+            assert!(receiver.rx.has_posted(), "{arrived} of {segment_len}");
+        }
+        assert_eq!(receiver.read(&bytes[..taking]).unwrap().consumed, taking);
+        assert!(!receiver.rx.has_posted(), "{segment_len}");
+        let rest = &bytes[taking..];
+        assert_eq!(receiver.read(rest).unwrap().consumed, rest.len());
+        let last = encode_segment(1, SegmentType::Last, &vec![2; 20_000 - segment_len], 20_000);
+        assert_eq!(receiver.read(&last).unwrap().consumed, last.len());
+        let (_, received) = receiver.received(op);
+        assert_eq!(received[..segment_len], body);
+    }
+}
+
 /// The peer answers the read of a rendezvous message with a response that has a status: all bytes
 /// of the message have arrived before the frame ends.
 #[test]

@@ -1,11 +1,15 @@
 //! Connects to a listener whose backlog is full, so that nothing answers them.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use fabric_async::{
     Domain, Endpoint, EpType, Error, Fabric, Hints, Info, Progress, SocketIo, discover,
 };
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::health::assert_still_works;
 use crate::run;
@@ -15,18 +19,26 @@ use crate::skip::{Facility, skip};
 const LONG_TIMEOUT: Duration = Duration::from_secs(1000);
 
 /// A listener with a full backlog, which accepts no connection.
+///
+/// The listener has a loopback address of its own. At 127.0.0.1 it could get a port that another
+/// test has released, and peers of that test that connect again would wait in its backlog.
 struct Busy {
     name: String,
-    socket_addr: SocketAddr,
+    socket_addr: SocketAddrV4,
     _listener: TcpListener,
     _first: TcpStream,
 }
 
 impl Busy {
     fn new() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // Other tests use the addresses of a process that end in 4.
+        static NEXT: AtomicU8 = AtomicU8::new(100);
+        let [.., process_high, process_low] = std::process::id().to_be_bytes();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let ip = Ipv4Addr::new(127, process_high, process_low, number);
+        let listener = TcpListener::bind((ip, 0)).unwrap();
         rustix::net::listen(&listener, 0).unwrap();
-        let socket_addr = listener.local_addr().unwrap();
+        let socket_addr = SocketAddrV4::new(ip, listener.local_addr().unwrap().port());
         Self {
             name: format!("tcp://{socket_addr}"),
             socket_addr,
@@ -35,25 +47,23 @@ impl Busy {
         }
     }
 
-    /// Counts the sockets of this machine that are connecting to the listener (SYN_SENT).
+    /// Counts the sockets that are connecting to the listener (SYN_SENT), by their addresses: the
+    /// table may show a socket twice while others are added.
     fn syn_sent_count(&self) -> usize {
         const SYN_SENT: &str = "02";
-        let SocketAddr::V4(at) = self.socket_addr else {
-            panic!("{}", self.socket_addr)
-        };
         let at = format!(
             "{:08X}:{:04X}",
-            u32::from_ne_bytes(at.ip().octets()),
-            at.port()
+            u32::from_ne_bytes(self.socket_addr.ip().octets()),
+            self.socket_addr.port()
         );
         let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
-        let rows = table.lines().map(|row| {
-            row.split_ascii_whitespace()
-                .skip(2)
-                .take(2)
-                .collect::<Vec<_>>()
+        let rows = table.lines().filter_map(|row| {
+            let mut columns = row.split_ascii_whitespace().skip(1);
+            Some((columns.next()?, columns.next()?, columns.next()?))
         });
-        rows.filter(|row| row[..] == [&at[..], SYN_SENT]).count()
+        let connecting = rows.filter(|(_, to, state)| (*to, *state) == (&at, SYN_SENT));
+        let from: BTreeSet<_> = connecting.map(|(from, ..)| from).collect();
+        from.len()
     }
 
     async fn wait_for_attempts(&self, count: usize) {
@@ -95,6 +105,22 @@ fn domain(io: SocketIo, progress: Progress) -> (Domain, Info) {
         fabric.domain_builder(&info).socket_io(io).open().unwrap(),
         info,
     )
+}
+
+/// A peer that connects to the port of a listener that has ended, which a busy listener has got, is
+/// not counted.
+#[test]
+fn connects_to_a_reused_port_are_not_counted() {
+    let busy = Busy::new();
+    let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+    let peer = rustix::net::socket_with(family, kind, SocketFlags::NONBLOCK, None).unwrap();
+    let to = SocketAddrV4::new(Ipv4Addr::LOCALHOST, busy.socket_addr.port());
+    let connected = rustix::net::connect(&peer, &to);
+    assert!(matches!(
+        connected,
+        Err(Errno::INPROGRESS | Errno::CONNREFUSED)
+    ));
+    assert_eq!(busy.syn_sent_count(), 0);
 }
 
 #[test]

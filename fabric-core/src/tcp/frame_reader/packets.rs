@@ -1,6 +1,10 @@
 //! RXM packets: one packet in the payload of each frame of the tcp provider.
 //!
-//! Decision: a long message takes a receive or a buffer when its first packet has arrived. The rule
+//! A message in segments takes a receive or a buffer when its first segment or 4 KiB of it have
+//! arrived. A sender chooses the length of segments, and libfabric's is a setting, so the first one
+//! may have one byte.
+//!
+//! Decision: a rendezvous message takes a receive or a buffer when its packet has arrived. The rule
 //! of plain tcp messages, that 4 KiB of the message have arrived, does not hold here:
 //!
 //! * A rendezvous packet has no byte of the message. Reads request the bytes, and the responses
@@ -12,7 +16,6 @@
 //!   that by sending as much as the limit.
 //! * A peer that has answered the first read can stop the stream in front of the second response.
 //!   In plain tcp, nothing can come between the parts of a message.
-//! * A sender chooses the length of segments, so the first one may have one byte.
 
 use crate::matching::Envelope;
 use crate::tcp::rxm::{
@@ -22,7 +25,7 @@ use crate::tcp::rxm::{
 use crate::tcp::{Frame, MAX_MESSAGE, ProtocolViolation, atomics};
 use crate::transport::EngineContext;
 
-use super::{FrameBody, FrameReader, ReadCall, ReceivedFrame, SenderId, StopReason};
+use super::{FrameBody, FrameReader, MIN_BEGINNING, ReadCall, ReceivedFrame, SenderId, StopReason};
 
 /// A packet whose packet header has arrived.
 struct ParsedPacket<'a> {
@@ -88,6 +91,9 @@ impl FrameReader {
             PacketKind::Segment(segment_type, ..) => {
                 if segment_type == SegmentType::First {
                     rxm.check_first_segment(&packet, parsed.payload_len as u64)?;
+                    if parsed.received_payload.len() < parsed.payload_len.min(MIN_BEGINNING) {
+                        return Ok(false);
+                    }
                     let Some(id) = call.ctx.begin_partial(envelope) else {
                         return Ok(call.hold());
                     };

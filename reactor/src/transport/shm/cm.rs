@@ -2,10 +2,10 @@
 //!
 //! 1. The client binds a Unix socket to the name of its endpoint, without listening, and connects
 //!    to the passive endpoint. Both sides check the credentials of the other, as described in
-//!    `control`. The passive endpoint sends `Ready`.
+//!    `control`. The passive endpoint sends `Ready`, or `RetryLater` as described there.
 //! 2. The client sends a request with its private data and the segment of its ring. The kernel
 //!    tells the client's name (`getpeername`), so a client cannot claim the name of another. The
-//!    passive endpoint replies with a nonce, which is random and valid once.
+//!    passive endpoint replies with a nonce, which is random and valid once, or with `RetryLater`.
 //! 3. The client connects a second socket to the passive endpoint, the *reverse socket*, and sends
 //!    the nonce over it. The passive endpoint checks that both sockets are of one process, and
 //!    hands the request to the program.
@@ -89,6 +89,8 @@ pub(crate) enum CmAnswer {
     Rejected(Vec<u8>),
     /// The passive endpoint, or an endpoint of another type, has refused the connection.
     Refused(RefusalReason),
+    /// The passive endpoint has too many handshakes or requests of this process.
+    RetryLater,
 }
 
 /// Sends a connection request. Does not block.
@@ -235,12 +237,13 @@ pub(super) fn parse_answer(bytes: &[u8], memory: Vec<PeerFd>) -> Result<CmAnswer
     }
 }
 
-/// Decodes an answer that is a control message: `Ready`, or the rejection by a passive endpoint or
-/// an endpoint of the other type.
+/// Decodes an answer that is a control message: `Ready`, `RetryLater`, or the rejection by a
+/// passive endpoint or an endpoint of the other type.
 fn parse_control_answer(bytes: &[u8]) -> Result<CmAnswer, ReadError> {
     match control::parse_control(bytes)? {
         ControlMessage::Ready => Ok(CmAnswer::Ready),
         ControlMessage::Reject(reason) => Ok(CmAnswer::Refused(reason)),
+        ControlMessage::RetryLater => Ok(CmAnswer::RetryLater),
         _ => Err("unexpected control message from a passive endpoint".into()),
     }
 }

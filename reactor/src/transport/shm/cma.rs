@@ -329,7 +329,7 @@ mod tests {
     fn peer_with_marker(name: &str, marker: CmaMarker) -> Option<(CmaPeer, Segment)> {
         let at = Address::new(Scheme::Shm, &format!("{name}-{}", std::process::id())).unwrap();
         let listener = ShmListener::open(&at).unwrap();
-        let (_connection, _) = ShmSocket::connect(&at).unwrap();
+        let _connection = ShmSocket::connect(&at).unwrap();
         let socket = listener.accept().unwrap().unwrap();
         let (segment, _memory) = Segment::create(64).unwrap();
         segment.set_cma_marker(marker);

@@ -10,6 +10,9 @@
 //!    segment.
 //! 3. The receiver maps the segment and sends `Accept`, or `Reject`.
 //!
+//! A receiver that has as many handshakes of one process as it takes sends `RetryLater` in place of
+//! `Ready`, and the sender connects again (`connect_retry`).
+//!
 //! Afterwards both sides ring the doorbell over the socket: a message that is sent only to a peer
 //! that sleeps. The sender also requests and grants memory. If the socket hangs up without
 //! `EndpointClosed` or `Disconnect`, the peer has died.
@@ -58,6 +61,7 @@ const REJECT_USER: u16 = 2;
 const REJECT_MALFORMED: u16 = 3;
 const REJECT_RESOURCES: u16 = 4;
 const REJECT_EP_TYPE: u16 = 5;
+const RETRY_LATER: u16 = 6;
 const ENDPOINT_CLOSED: u16 = 100;
 const DOORBELL: u16 = 101;
 const DISCONNECT: u16 = 102;
@@ -97,6 +101,9 @@ pub(crate) enum ControlMessage {
     Accept(u64),
     /// Receiver: the connection is rejected.
     Reject(RefusalReason),
+    /// Receiver: the handshake is refused, because the sender's process has too many; the sender is
+    /// to connect again later.
+    RetryLater,
     /// Either side: the endpoint closes.
     EndpointClosed,
     /// Either side: this connection ends, and the endpoint stays open.
@@ -377,6 +384,7 @@ fn encode_control(message: ControlMessage) -> [u8; CONTROL_LEN] {
         ControlMessage::Reject(RefusalReason::Resources) => (REJECT_RESOURCES, 0),
         ControlMessage::Reject(RefusalReason::EpType) => (REJECT_EP_TYPE, 0),
         ControlMessage::Reject(_) => (REJECT_MALFORMED, 0),
+        ControlMessage::RetryLater => (RETRY_LATER, 0),
         ControlMessage::Ready => (READY, 0),
         ControlMessage::EndpointClosed => (ENDPOINT_CLOSED, 0),
         ControlMessage::Doorbell => (DOORBELL, 0),
@@ -512,6 +520,7 @@ pub(super) fn parse_control(bytes: &[u8]) -> Result<ControlMessage, ReadError> {
         REJECT_MALFORMED => ControlMessage::Reject(RefusalReason::Malformed),
         REJECT_RESOURCES => ControlMessage::Reject(RefusalReason::Resources),
         REJECT_EP_TYPE => ControlMessage::Reject(RefusalReason::EpType),
+        RETRY_LATER => ControlMessage::RetryLater,
         other => ControlMessage::Reject(RefusalReason::Other(other)),
     })
 }
@@ -590,6 +599,7 @@ pub(super) mod tests {
             ControlMessage::MapMr(3),
             ControlMessage::MrNotFound(u64::MAX),
             ControlMessage::UnmapLoan(4),
+            ControlMessage::RetryLater,
             ControlMessage::Reject(RefusalReason::User),
             ControlMessage::Reject(RefusalReason::Version {
                 theirs: VERSION,

@@ -10,6 +10,7 @@
 //! | `endpoint` | opening, deferred work, and progress of transmit operations |
 //! | `calls` | the calls of the engine |
 //! | `sending` | transmit operations, and the connections they use |
+//! | `connect_retries` | connects that are tried again |
 //! | `accept` | the listener of a connectionless endpoint, and handshakes |
 //! | `rx_limits` | limits of incoming connections |
 //! | `rx_pass` | polling incoming connections in a pass, and reports of posted receives |
@@ -20,6 +21,7 @@
 mod accept;
 mod acks;
 mod calls;
+mod connect_retries;
 mod connected;
 mod disconnect;
 mod rx_limits;
@@ -48,6 +50,7 @@ use crate::sys::fork_guard::ForkGuard;
 use crate::sys::thread_lock::LockMode;
 
 use accept::RdmListener;
+use connect_retries::ConnectRetries;
 use connected::MsgConnection;
 use rx_limits::RxLimits;
 use rx_pass::EndedRx;
@@ -109,6 +112,8 @@ pub(crate) struct ShmEndpoint {
     tx_indices: Vec<usize>,
     /// Indices of connections with queued operations, or whose peer holds loans.
     tx_queued: Vec<usize>,
+    /// Connections that are connected again later.
+    connect_retries: ConnectRetries,
     /// Indices of connections whose peer must still be woken (`FI_MORE`).
     tx_unflushed: Vec<usize>,
 }
@@ -165,6 +170,7 @@ impl ShmEndpoint {
             tx_connections: Arc::new(ConnectionTable::new(lock_mode, info.ep.max_msg_size)),
             tx_indices: Vec::new(),
             tx_queued: Vec::new(),
+            connect_retries: ConnectRetries::default(),
             tx_unflushed: Vec::new(),
         }
     }

@@ -9,6 +9,7 @@
 //! | `tx_settings` | how endpoints send long messages |
 //! | `passive`, `conn_req` | a passive endpoint: its name; the connection requests of clients |
 //! | `cm` | connection management messages of connected endpoints |
+//! | `connect_retry` | when a client connects again |
 //! | `control` | handshake and control messages |
 //! | `doorbell` | waking a peer that sleeps |
 //! | `socket`, `token` | the Unix sockets that carry control messages; their epoll tokens |
@@ -27,6 +28,7 @@
 mod cm;
 mod cma;
 mod conn_req;
+mod connect_retry;
 mod connection_table;
 mod control;
 mod doorbell;

@@ -6,7 +6,11 @@
 //! endpoint is opened for the request. A request that is dropped is rejected.
 //!
 //! At most 256 handshakes are pending; a new one evicts the oldest. With 128 pending requests the
-//! passive endpoint accepts no connections until the program has taken half of them.
+//! passive endpoint accepts no connections until the program has taken half of them. Of other
+//! processes, one process may have 64 handshakes without a message, and 64 requests that wait for
+//! the reverse socket or the program. Beyond that its connections and requests are refused with
+//! `RetryLater`. The two limits are separate, so that the requests of a process cannot keep their
+//! own reverse sockets out.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -18,13 +22,13 @@ use fabric_core::transport::{
     ConnReq, ConnectionRequests, EndpointContext, EngineContext, EpId, TransportEndpoint, WaitSet,
     WaitToken,
 };
-use fabric_core::{Address, RefusalReason, Result};
+use fabric_core::{Address, Error, RefusalReason, Result};
 use slab::Slab;
 
 use super::cm::{self, CmClientMessage, CmOffer};
 use super::conn_req::{CheckedRequest, PendingRequest, ShmConnReqHandle};
-use super::control::ReadError;
-use super::rx_connection::{self, Accepted, REFUSALS_PER_POLL, Rejection, placeholder_address};
+use super::control::{self, ControlMessage, ReadError};
+use super::rx_connection::{self, AcceptBudget, Accepted, Rejection, placeholder_address};
 use super::segment::Segment;
 use super::socket::{PeerCredentials, ShmListener, ShmSocket};
 use super::token::ShmToken;
@@ -32,10 +36,12 @@ use crate::sys::closer::{self, PeerFd};
 use crate::sys::os_error::os_error;
 use crate::sys::timer::Timer;
 
-/// Connections accepted in one poll, at most; the poll also ends after [`REFUSALS_PER_POLL`].
-const ACCEPTS_PER_POLL: usize = 64;
 /// Limit of pending handshakes. At the limit the oldest one is evicted for a new one.
 const MAX_PENDING_HANDSHAKES: usize = 256;
+/// Limit of handshakes without a message, of one other process.
+const MAX_SILENT_OF_PROCESS: usize = 64;
+/// Limit of requests that wait for the reverse socket or for the program, of one other process.
+const MAX_REQUESTS_OF_PROCESS: usize = 64;
 /// Time that a client has for its request and its reverse socket.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of pending requests at which further connections stay in the kernel's backlog.
@@ -56,8 +62,8 @@ pub(crate) struct ShmPassiveEndpoint {
     handshakes: Slab<RequestHandshake>,
     /// Indices in `handshakes`, earliest deadline first.
     handshake_order: VecDeque<usize>,
-    /// Pending requests, oldest first.
-    requests: VecDeque<ConnReq>,
+    /// Pending requests with the process of the client, oldest first.
+    requests: VecDeque<(Option<u64>, ConnReq)>,
 }
 
 /// Whether a passive endpoint accepts connections.
@@ -117,7 +123,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmPassiveEndpoint {
 impl<E: EngineContext> ConnectionRequests<E> for ShmPassiveEndpoint {
     /// Takes the oldest pending request. Accepts again when half of the requests have been taken.
     fn take_connreq(&mut self, ctx: &mut EndpointContext<'_, E>) -> Option<ConnReq> {
-        let request = self.requests.pop_front()?;
+        let (_, request) = self.requests.pop_front()?;
         if self.accept_state == AcceptState::QueueFull
             && self.requests.len() <= MAX_PENDING_REQUESTS / 2
         {
@@ -151,11 +157,10 @@ impl ShmPassiveEndpoint {
         &self.name
     }
 
-    /// Accepts up to [`ACCEPTS_PER_POLL`] connections of the backlog, or refuses up to
-    /// [`REFUSALS_PER_POLL`] of other users.
+    /// Accepts connections of the backlog, or refuses them, within an [`AcceptBudget`].
     fn accept(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        let mut refused = 0;
-        for _ in 0..ACCEPTS_PER_POLL {
+        let mut budget = AcceptBudget::new();
+        while budget.has_more() {
             if self.accept_state != AcceptState::Accepting {
                 return;
             }
@@ -165,17 +170,25 @@ impl ShmPassiveEndpoint {
             if closer::register_if_full(&self.wait_set) {
                 return self.pause_accept();
             }
-            match rx_connection::accept(&self.listener) {
+            let handshakes = &self.handshakes;
+            let is_at_share = |process| {
+                let of_process = handshakes.iter().filter(|(_, handshake)| {
+                    handshake.request.is_none() && handshake.client.process == process
+                });
+                of_process.count() >= MAX_SILENT_OF_PROCESS
+            };
+            match rx_connection::accept(&self.listener, &mut budget, is_at_share) {
                 Ok(Some(Accepted::Admitted(socket, client))) => {
                     self.add_handshake(ctx, socket, client);
                 }
                 Ok(Some(Accepted::Refused(error))) => {
                     ctx.event(EventKind::InboundRefused { error, count: 1 });
-                    refused += 1;
-                    if refused == REFUSALS_PER_POLL {
-                        return;
-                    }
                 }
+                Ok(Some(Accepted::AtShare)) => {
+                    let error = rx_connection::too_many_handshakes(MAX_SILENT_OF_PROCESS);
+                    ctx.event(EventKind::InboundRefused { error, count: 1 });
+                }
+                Ok(Some(Accepted::Disconnected)) => {}
                 Ok(None) => return,
                 Err(errno) => {
                     let error = os_error("accept4")(errno);
@@ -256,6 +269,22 @@ impl ShmPassiveEndpoint {
                 return self.reject(ctx, index, rejection);
             }
         };
+        let is_first_request =
+            handshake.request.is_none() && matches!(message, CmClientMessage::Request(_));
+        if is_first_request && self.has_share_of_requests(client.process) {
+            if let Some(handshake) = self.take_handshake(index) {
+                control::send_control(&handshake.socket, ControlMessage::RetryLater);
+            }
+            let error = Error::TooMany {
+                what: "connection requests from one process",
+                count: MAX_REQUESTS_OF_PROCESS + 1,
+                limit: MAX_REQUESTS_OF_PROCESS,
+            };
+            return ctx.event(EventKind::InboundRefused { error, count: 1 });
+        }
+        let Some(handshake) = self.handshakes.get_mut(index) else {
+            return;
+        };
         let handled = match message {
             _ if handshake.request.is_some() => Err(malformed(client, "second connection message")),
             CmClientMessage::Request(request) => handshake.on_request(client, request),
@@ -305,8 +334,19 @@ impl ShmPassiveEndpoint {
             passive_name: self.name.clone(),
         };
         let handle = Box::new(ShmConnReqHandle::new(pending));
-        self.requests.push_back(ConnReq { peer, data, handle });
+        let request = ConnReq { peer, data, handle };
+        self.requests.push_back((client.process, request));
         Ok(())
+    }
+
+    /// Returns whether another process has as many requests as one process may have.
+    fn has_share_of_requests(&self, process: Option<u64>) -> bool {
+        let waiting = self.handshakes.iter().filter(|(_, handshake)| {
+            handshake.request.is_some() && handshake.client.process == process
+        });
+        let pending = self.requests.iter().filter(|(of, _)| *of == process);
+        process != Some(std::process::id().into())
+            && waiting.count() + pending.count() >= MAX_REQUESTS_OF_PROCESS
     }
 
     /// Rejects a client, reports the rejection, and closes the socket.

@@ -47,13 +47,10 @@ use crate::transport::connected_peer::ConnectedPeer;
 use granted_regions::GrantedRegions;
 
 pub(crate) use pending_handshake::{
-    Accepted, HandshakeOutcome, PendingHandshake, ReceivedHello, Rejection, accept,
-    placeholder_address,
+    AcceptBudget, Accepted, HandshakeOutcome, PendingHandshake, ReceivedHello, Rejection, accept,
+    placeholder_address, too_many_handshakes,
 };
 
-/// Connections of other users that one poll refuses. Their processes can connect without end, and a
-/// thread that serves peers of this user must not be busy with them.
-pub(crate) const REFUSALS_PER_POLL: usize = 2;
 /// Maximum number of records received from one peer in one pass.
 const RECORDS_PER_PASS: usize = 64;
 /// Lines, 64 KiB, after which a pass stops receiving from one peer.

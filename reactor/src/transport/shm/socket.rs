@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use fabric_core::transport::{ProcessCredentials, WaitSet};
-use fabric_core::{Address, Error, RefusalReason, Result, Scheme};
+use fabric_core::{Address, Error, Result, Scheme};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -89,6 +89,14 @@ pub(crate) struct ShmSocket {
     /// The domain's epoll set; `None` while the socket is not watched.
     wait_set: Option<Arc<dyn WaitSet>>,
     fork_guard: ForkGuard,
+}
+
+/// Result of [`ShmSocket::connect`].
+pub(crate) enum SocketConnect {
+    /// The socket, and the credentials of the process that listens.
+    Connected(ShmSocket, PeerCredentials),
+    /// The backlog of the listener is full.
+    BacklogFull,
 }
 
 /// A handle by which any thread sends on a socket, as long as the socket is open.
@@ -221,8 +229,11 @@ impl ShmSocket {
         }
     }
 
-    /// Connects to a name, if its owner is of this user. Returns the credentials of the owner.
-    pub(crate) fn connect(to: &Address) -> Result<(Self, PeerCredentials)> {
+    /// Connects to a name, if its owner is of this user.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPeer`], [`Error::OtherUser`], and those of the operating system.
+    pub(crate) fn connect(to: &Address) -> Result<SocketConnect> {
         Self::new(new_socket()?).connect_to(to)
     }
 
@@ -231,32 +242,26 @@ impl ShmSocket {
     ///
     /// # Errors
     /// [`Error::AddressInUse`], and those of `connect`.
-    pub(crate) fn connect_from(from: &Address, to: &Address) -> Result<(Self, PeerCredentials)> {
+    pub(crate) fn connect_from(from: &Address, to: &Address) -> Result<SocketConnect> {
         let socket = new_socket()?;
         bind(&socket, from)?;
         Self::new(socket).connect_to(to)
     }
 
     /// Connects this socket to a name, if the owner of the name is of this user; then permits
-    /// descriptors. Returns the credentials of the owner.
-    fn connect_to(self, to: &Address) -> Result<(Self, PeerCredentials)> {
+    /// descriptors.
+    fn connect_to(self, to: &Address) -> Result<SocketConnect> {
         sockopt::set_passrights(&self, false);
         match rustix::net::connect(&self, &socket_address(to, "connect")?) {
             Ok(()) => {}
-            // The backlog of the listener is full.
-            Err(Errno::AGAIN) => {
-                return Err(Error::ConnectionRefused {
-                    peer: to.clone(),
-                    reason: RefusalReason::Resources,
-                });
-            }
+            Err(Errno::AGAIN) => return Ok(SocketConnect::BacklogFull),
             Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(Error::NoSuchPeer(to.clone())),
             Err(errno) => return Err(os_error("connect")(errno)),
         }
         let peer = self.credentials()?;
         peer.check_user(to)?;
         self.admit_rights();
-        Ok((self, peer))
+        Ok(SocketConnect::Connected(self, peer))
     }
 
     /// Returns a handle that does not keep the socket open.

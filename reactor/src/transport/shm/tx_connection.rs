@@ -20,6 +20,7 @@ mod socket_events;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
@@ -31,10 +32,11 @@ use fabric_core::transport::{
 };
 use fabric_core::{Address, Error, FiAddr, Result};
 
+use super::connect_retry::{CONNECT_TIMEOUT, ConnectRetry};
 use super::control::{self, ControlMessage};
 use super::record::ALIGN_PAYLOAD_FROM;
 use super::rx_connection::PeerIdentity;
-use super::socket::{PeerCredentials, ShmSocket};
+use super::socket::{PeerCredentials, ShmSocket, SocketConnect};
 use super::tx_settings::TxSettings;
 use channel::{FRAGMENT_LEN, MAX_ACCESS_LEN, TxChannel};
 use iov_cursor::IovCursor;
@@ -58,6 +60,8 @@ pub(crate) struct TxConnection {
     /// Incarnation that the peer must have; `None` if any endpoint of the name is accepted.
     pub(crate) expected_incarnation: Option<Incarnation>,
     state: TxConnectionState,
+    /// Time limit and tries of the connect of a connectionless endpoint.
+    retry: ConnectRetry,
     /// Endpoint of the peer whose end was reported to the application, so that the end is not
     /// reported twice.
     end_reported: Option<PeerIdentity>,
@@ -73,6 +77,8 @@ pub(crate) struct TxConnection {
 /// State of the sending end of a connection.
 #[derive(Debug)]
 enum TxConnectionState {
+    /// The listener could take no connection; the next try is at this time.
+    Retrying(Instant),
     /// The peer has not accepted yet.
     Connecting(TxChannel),
     Established(TxChannel),
@@ -86,7 +92,7 @@ impl TxConnectionState {
     fn established(&self) -> Option<&TxChannel> {
         match self {
             Self::Established(channel) => Some(channel),
-            Self::Connecting(_) | Self::Closed => None,
+            Self::Retrying(_) | Self::Connecting(_) | Self::Closed => None,
         }
     }
 
@@ -95,7 +101,7 @@ impl TxConnectionState {
     fn established_mut(&mut self) -> Option<&mut TxChannel> {
         match self {
             Self::Established(channel) => Some(channel),
-            Self::Connecting(_) | Self::Closed => None,
+            Self::Retrying(_) | Self::Connecting(_) | Self::Closed => None,
         }
     }
 
@@ -103,7 +109,7 @@ impl TxConnectionState {
     fn channel(&self) -> Option<&TxChannel> {
         match self {
             Self::Connecting(channel) | Self::Established(channel) => Some(channel),
-            Self::Closed => None,
+            Self::Retrying(_) | Self::Closed => None,
         }
     }
 }
@@ -187,6 +193,7 @@ impl TxConnection {
             addr,
             expected_incarnation: None,
             state: TxConnectionState::Closed,
+            retry: ConnectRetry::new(CONNECT_TIMEOUT),
             end_reported: None,
             queue: VecDeque::new(),
             settings,
@@ -424,7 +431,8 @@ impl TxConnection {
     }
 
     /// Connects to the peer if the connection is closed. `from` and `incarnation` identify this
-    /// endpoint; events of the socket carry `token`.
+    /// endpoint; events of the socket carry `token`. The caller sees to the next try, if there is
+    /// [one](Self::next_try).
     pub(crate) fn connect(
         &mut self,
         from: &Address,
@@ -433,11 +441,55 @@ impl TxConnection {
         wait: &Arc<dyn WaitSet>,
     ) -> Result<()> {
         if self.is_closed() {
-            let socket = ShmSocket::connect(&self.peer_address)?;
-            self.open_channel(socket, (from, incarnation), token, wait)?;
+            self.retry = ConnectRetry::new(CONNECT_TIMEOUT);
+            self.try_connect(from, incarnation, token, wait)?;
             self.end_reported = None;
         }
         Ok(())
+    }
+
+    /// Connects to the peer, or sets the time of the next try.
+    ///
+    /// # Errors
+    /// Those of [`ShmSocket::connect`] and [`ConnectRetry::next_try`], and of the operating system.
+    pub(crate) fn try_connect(
+        &mut self,
+        from: &Address,
+        incarnation: u64,
+        token: u64,
+        wait: &Arc<dyn WaitSet>,
+    ) -> Result<()> {
+        match ShmSocket::connect(&self.peer_address)? {
+            SocketConnect::Connected(socket, peer) => {
+                self.open_channel((socket, peer), (from, incarnation), token, wait)
+            }
+            SocketConnect::BacklogFull => self.connect_later(),
+        }
+    }
+
+    /// Sets the time of the next try, and drops the channel of this one.
+    ///
+    /// # Errors
+    /// Those of [`ConnectRetry::next_try`].
+    fn connect_later(&mut self) -> Result<()> {
+        let next = self.retry.next_try(&self.peer_address)?;
+        self.state = TxConnectionState::Retrying(next);
+        Ok(())
+    }
+
+    /// Gives up the next try of a connect whose operation is not queued.
+    pub(crate) fn cancel_retry(&mut self) {
+        if self.next_try().is_some() {
+            self.state = TxConnectionState::Closed;
+        }
+    }
+
+    /// Returns the time of the next try to connect; `None` if no try is due.
+    pub(crate) fn next_try(&self) -> Option<Instant> {
+        match self.state {
+            TxConnectionState::Retrying(next) => Some(next),
+            _ => None,
+        }
     }
 
     /// Creates the ring for a socket that leads to the peer with these credentials, and watches the

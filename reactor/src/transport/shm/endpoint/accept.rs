@@ -11,7 +11,7 @@ use fabric_core::{Address, Error, RefusalReason, Result};
 
 use super::super::control::{self, ControlMessage};
 use super::super::rx_connection::{
-    self, Accepted, HandshakeOutcome, PendingHandshake, REFUSALS_PER_POLL, ReceivedHello,
+    self, AcceptBudget, Accepted, HandshakeOutcome, PendingHandshake, ReceivedHello,
 };
 use super::super::socket::ShmListener;
 use super::super::token::ShmToken;
@@ -22,14 +22,17 @@ use crate::sys::fd_reserve;
 use crate::sys::os_error::os_error;
 use crate::transport::connected_peer::ConnectedPeer;
 
-/// Connections accepted in one poll, at most; the poll also ends after [`REFUSALS_PER_POLL`].
-const ACCEPTS_PER_POLL: usize = 64;
 /// Returns the limit of pending handshakes of the process: 64, or less if the process may have
 /// fewer than 1,024 descriptors. At the limit further connections stay in the backlog until a
 /// handshake ends, or until the oldest one has been pending for [`HANDSHAKE_TIMEOUT`] and is
 /// evicted.
 fn max_pending_handshakes() -> usize {
     part_of_descriptors(16, 64)
+}
+/// Returns the share of one peer process in the pending handshakes of this process: a quarter. Over
+/// it, connections of the peer process are refused, and so leave the backlog to others.
+fn max_handshakes_with_one() -> usize {
+    (max_pending_handshakes() / 4).max(1)
 }
 /// Time that a peer has for its hello before another peer may evict its handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -62,15 +65,16 @@ impl RdmListener {
 }
 
 impl ShmEndpoint {
-    /// Accepts up to [`ACCEPTS_PER_POLL`] connections of the backlog, or refuses up to
-    /// [`REFUSALS_PER_POLL`] of other users.
+    /// Accepts connections of the backlog, or refuses them, within an [`AcceptBudget`].
     ///
     /// A handshake takes a round trip, so many may be pending at once. At the limit of pending
     /// handshakes the listener stays readable and keeps the domain awake.
     pub(super) fn accept(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         let max_of_process = max_pending_handshakes();
-        let mut refused = 0;
-        for _ in 0..ACCEPTS_PER_POLL {
+        let max_with_one = max_handshakes_with_one();
+        let is_at_share = |process| PendingHandshake::count_with(process) >= max_with_one;
+        let mut budget = AcceptBudget::new();
+        while budget.has_more() {
             let ShmEndpointKind::Rdm(listener) = &mut self.kind else {
                 return;
             };
@@ -86,14 +90,16 @@ impl ShmEndpoint {
             if listener.reserve_fd.is_none() {
                 listener.reserve_fd = fd_reserve::create().ok();
             }
-            match rx_connection::accept(&listener.socket) {
+            match rx_connection::accept(&listener.socket, &mut budget, is_at_share) {
                 Ok(Some(Accepted::Refused(error))) => {
                     ctx.event(EventKind::InboundRefused { error, count: 1 });
-                    refused += 1;
-                    if refused == REFUSALS_PER_POLL {
-                        return;
-                    }
                 }
+                Ok(Some(Accepted::AtShare)) => {
+                    self.rx_limits.count_refused();
+                    let error = rx_connection::too_many_handshakes(max_with_one);
+                    ctx.event(EventKind::InboundRefused { error, count: 1 });
+                }
+                Ok(Some(Accepted::Disconnected)) => {}
                 Ok(Some(Accepted::Admitted(mut socket, peer))) => {
                     let rx_index = self.rx_connections.reserve();
                     let token = ShmToken::Rx(rx_index as u32).pack(self.id);

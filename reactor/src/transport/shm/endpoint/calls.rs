@@ -136,6 +136,14 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
             self.tx_indices.push(tx_index);
         }
         self.connect(ctx, &mut tx)?;
+        if tx.next_try().is_some() {
+            drop(tx);
+            self.add_connect_retry(tx_index)?;
+            tx = match self.tx_connections.lock(tx_index) {
+                Some(tx) => tx,
+                None => return Err(Error::StaleAddress(tx_op.peer)),
+            };
+        }
         tx.enqueue(op, tx_connection::at_start(tx_op, ctx));
         let progress = tx.progress_queue(ctx);
         let is_idle = tx.is_idle();
@@ -275,16 +283,23 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         match token.into() {
             ShmToken::Listener => self.accept(ctx),
             ShmToken::Rx(rx_index) => self.on_rx_ready(ctx, rx_index as usize),
-            ShmToken::Timer => self.on_connect_timeout(ctx),
+            ShmToken::Timer => match self.kind {
+                ShmEndpointKind::Rdm(_) => self.retry_connects(ctx),
+                ShmEndpointKind::Msg(_) => self.on_attempt_timer(ctx),
+            },
             ShmToken::Tx(_) if self.is_connecting() => self.on_connect_readable(ctx),
             ShmToken::Tx(tx_index) => {
                 let tx_index = tx_index as usize;
-                let end = self
-                    .tx_connections
-                    .lock(tx_index)
-                    .and_then(|mut tx| tx.on_readable());
+                let Some(mut tx) = self.tx_connections.lock(tx_index) else {
+                    return;
+                };
+                let end = tx.on_readable();
+                let must_retry = tx.next_try().is_some();
+                drop(tx);
                 if let Some(end) = end {
                     self.on_tx_ended(ctx, tx_index, end);
+                } else if must_retry && let Err(error) = self.add_connect_retry(tx_index) {
+                    self.on_connect_refused(ctx, tx_index, error);
                 }
             }
         }

@@ -7,7 +7,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::flags::Caps;
@@ -21,11 +21,11 @@ use rustix::io::Errno;
 
 use super::super::cm::{self, CmAnswer, CmOffer, is_gone};
 use super::super::conn_req::{PendingRequest, ShmConnReqHandle};
+use super::super::connect_retry::ConnectRetry;
 use super::super::control::{self, ControlEvent, ControlMessage, ReadError};
 use super::super::rx_connection::{Rejection, RxConnection};
 use super::super::segment::Segment;
-use super::super::socket::with_free_name;
-use super::super::socket::{PeerCredentials, ShmSocket};
+use super::super::socket::{PeerCredentials, ShmSocket, SocketConnect, with_free_name};
 use super::super::token::ShmToken;
 use super::super::tx_connection::TxConnection;
 use super::disconnect::end_tx_connection;
@@ -64,10 +64,39 @@ struct ShmConnectAttempt {
     /// `FI_TAGGED` and `FI_ATOMIC` if the endpoint has them.
     caps: Caps,
     private_data: Vec<u8>,
-    /// The socket of the direction from the server to the client, once it is connected.
-    reverse: Option<ShmSocket>,
-    /// Expires when the connect timeout has passed.
-    _timer: Timer,
+    /// The name that the program has chosen for the endpoint.
+    from: Option<Address>,
+    step: ConnectStep,
+    /// Connect timeout and tries.
+    retry: ConnectRetry,
+    /// Expires at the next try, or when the connect timeout has passed.
+    timer: Timer,
+}
+
+/// What a connection attempt does next.
+enum ConnectStep {
+    /// Connects the socket of the request at this time.
+    RetryRequest(Instant),
+    /// Waits for the nonce, after it has sent the request.
+    AwaitNonce,
+    /// Connects the reverse socket.
+    RetryReverse(Instant, ReverseOffer),
+    /// Waits for the accept. `is_ready` tells whether the passive endpoint has admitted the reverse
+    /// socket.
+    AwaitAccept {
+        reverse: ShmSocket,
+        offer: ReverseOffer,
+        is_ready: bool,
+    },
+}
+
+/// What the passive endpoint has sent to a client whose request is valid.
+#[derive(Clone, Copy)]
+struct ReverseOffer {
+    /// Number that the client is to send over the reverse socket.
+    nonce: u64,
+    /// Credentials of the passive endpoint's process.
+    server: PeerCredentials,
 }
 
 /// Message that was received while the client waits for the answer, and that is not handled yet.
@@ -78,9 +107,10 @@ enum AnswerStep {
     RequestSent,
     /// The program of the server, whose process has these credentials, has accepted.
     Accepted(CmOffer<PeerFd>, PeerCredentials),
-    /// The request is valid: the reverse socket is to be connected to a process with these
-    /// credentials, and to send this nonce.
-    ConnectReverse(u64, PeerCredentials),
+    /// The request is valid: the reverse socket is to be connected.
+    ConnectReverse(ReverseOffer),
+    /// The passive endpoint takes no request of this process now.
+    RetryLater,
 }
 
 /// Returns the error of an attempt whose server violates the protocol.
@@ -93,18 +123,114 @@ impl ShmConnectAttempt {
     /// Starts the timer of an attempt.
     fn start(
         (caps, private_data): (Caps, &[u8]),
+        from: Option<&Address>,
         timeout: Duration,
         wait_set: &Arc<dyn WaitSet>,
         token: u64,
     ) -> Result<Self> {
-        let timer = Timer::new(wait_set, token)?;
-        timer.set(Some(timeout));
-        Ok(Self {
+        let attempt = Self {
             caps,
             private_data: private_data.to_vec(),
-            reverse: None,
-            _timer: timer,
-        })
+            from: from.cloned(),
+            step: ConnectStep::AwaitNonce,
+            retry: ConnectRetry::new(timeout),
+            timer: Timer::new(wait_set, token)?,
+        };
+        attempt.arm_timer();
+        Ok(attempt)
+    }
+
+    /// Returns the time of the next try to connect a socket.
+    fn next_try(&self) -> Option<Instant> {
+        match self.step {
+            ConnectStep::RetryRequest(next) | ConnectStep::RetryReverse(next, _) => Some(next),
+            ConnectStep::AwaitNonce | ConnectStep::AwaitAccept { .. } => None,
+        }
+    }
+
+    /// Sets the timer to the next try or to the end of the connect timeout.
+    fn arm_timer(&self) {
+        let next = self.next_try().unwrap_or(self.retry.deadline());
+        let after = next.saturating_duration_since(Instant::now());
+        self.timer.set(Some(after));
+    }
+
+    /// Connects the reverse socket and sends the nonce, or sets the time of the next try.
+    ///
+    /// # Errors
+    /// The attempt has failed.
+    fn connect_reverse(
+        &mut self,
+        peer: &Address,
+        offer: ReverseOffer,
+        (wait_set, token): (&Arc<dyn WaitSet>, u64),
+    ) -> Result<()> {
+        let (mut reverse, credentials) = match ShmSocket::connect(peer)? {
+            SocketConnect::Connected(reverse, credentials) => (reverse, credentials),
+            SocketConnect::BacklogFull => return self.connect_reverse_later(peer, offer),
+        };
+        if credentials != offer.server {
+            // Since the request another process listens at the name.
+            return Err(Error::PeerGone(peer.clone()));
+        }
+        match cm::send_reverse(&reverse, offer.nonce) {
+            Ok(()) => {}
+            // The passive endpoint has closed the socket. Its reason is read next.
+            Err(errno) if is_gone(errno) => {}
+            Err(errno) => return Err(os_error("sendmsg")(errno)),
+        }
+        reverse.watch(wait_set, token)?;
+        self.step = ConnectStep::AwaitAccept {
+            reverse,
+            offer,
+            is_ready: false,
+        };
+        self.arm_timer();
+        Ok(())
+    }
+
+    /// Sets the time of the next try to connect the reverse socket.
+    ///
+    /// # Errors
+    /// Those of [`ConnectRetry::next_try`].
+    fn connect_reverse_later(&mut self, peer: &Address, offer: ReverseOffer) -> Result<()> {
+        self.step = ConnectStep::RetryReverse(self.retry.next_try(peer)?, offer);
+        self.arm_timer();
+        Ok(())
+    }
+
+    /// Receives `Ready` or `RetryLater` on the reverse socket, if one of them has arrived. Returns
+    /// whether the reverse socket is open. The passive endpoint closes it after a rejection, which
+    /// has arrived on the socket of the request then.
+    ///
+    /// # Errors
+    /// The attempt has failed.
+    fn poll_reverse(&mut self, peer: &Address) -> Result<bool> {
+        let ConnectStep::AwaitAccept {
+            reverse,
+            offer,
+            is_ready,
+        } = &mut self.step
+        else {
+            return Ok(true);
+        };
+        match control::recv_control(reverse) {
+            Ok(None) => Ok(true),
+            Ok(Some(ControlEvent::Message(ControlMessage::Ready))) if !*is_ready => {
+                *is_ready = true;
+                Ok(true)
+            }
+            Ok(Some(ControlEvent::Message(ControlMessage::RetryLater))) if !*is_ready => {
+                let offer = *offer;
+                self.connect_reverse_later(peer, offer)?;
+                Ok(true)
+            }
+            Err(ReadError::HungUp) => Ok(false),
+            _ => Err(violation(
+                peer.clone(),
+                "unexpected message on the reverse socket before the accept",
+            )),
+        }
     }
 }
 
@@ -125,9 +251,13 @@ impl ShmEndpoint {
         peer.check_scheme(Scheme::Shm)?;
         let caps = config.info.caps & (Caps::TAGGED | Caps::ATOMIC);
         let state = match &params.mode {
-            ConnectMode::Connect { timeout, .. } => {
+            ConnectMode::Connect { from, timeout } => {
+                if let Some(from) = from {
+                    from.check_scheme(Scheme::Shm)?;
+                }
                 let (local, token) = ((caps, params.data), ShmToken::Timer.pack(id));
-                let attempt = ShmConnectAttempt::start(local, *timeout, &config.wait_set, token)?;
+                let wait_set = &config.wait_set;
+                let attempt = ShmConnectAttempt::start(local, *from, *timeout, wait_set, token)?;
                 MsgConnectionState::Connecting(attempt)
             }
             ConnectMode::Accept(_) => MsgConnectionState::Connected,
@@ -146,7 +276,7 @@ impl ShmEndpoint {
         endpoint.tx_connections.lock_or_insert(addr, || Ok(tx))?;
         endpoint.tx_indices.push(tx_index);
         match params.mode {
-            ConnectMode::Connect { from, .. } => endpoint.start_connect(ctx, from)?,
+            ConnectMode::Connect { .. } => endpoint.start_connect(ctx)?,
             ConnectMode::Accept(request) => {
                 endpoint.accept_request(ctx, request, (caps, params.data))?;
             }
@@ -154,45 +284,81 @@ impl ShmEndpoint {
         Ok(endpoint)
     }
 
-    /// Connects from `from` or a generated name to the passive endpoint. If no connection is
-    /// possible, the attempt has failed, which is reported to the engine.
+    /// Connects to the passive endpoint. If no connection is possible, the attempt has failed, and
+    /// the engine is told.
     ///
     /// # Errors
     /// Errors of this process, such as [`Error::AddressInUse`].
-    fn start_connect(
-        &mut self,
-        ctx: &mut EndpointContext<'_, impl EngineContext>,
-        from: Option<&Address>,
-    ) -> Result<()> {
-        let Some((peer, tx_index)) = self.msg_peer() else {
-            return Ok(());
-        };
-        if let Some(from) = from {
-            from.check_scheme(Scheme::Shm)?;
-        }
-        let (token, incarnation) = (
-            ShmToken::Tx(tx_index as u32).pack(self.id),
-            self.local.incarnation,
-        );
-        let connected = with_free_name(from, |name| {
-            self.tx_connections
-                .lock(tx_index)
-                .map_or(Ok(()), |mut tx| {
-                    tx.connect_from(name, incarnation, token, &self.wait_set)
-                })?;
-            Ok(name.clone())
-        });
-        match connected {
-            Ok(name) => self.name = name,
+    fn start_connect(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> Result<()> {
+        let peer = self.msg().map(|msg| msg.peer.clone());
+        match self.connect_request() {
+            Ok(()) => {}
             Err(
                 error @ (Error::NoSuchPeer(_)
                 | Error::ConnectionRefused { .. }
                 | Error::OtherUser { .. }),
             ) => {
                 self.set_msg_state(MsgConnectionState::Disconnected(error.clone()));
-                ctx.on_connected(&peer, Err(error));
+                if let Some(peer) = peer {
+                    ctx.on_connected(&peer, Err(error));
+                }
             }
             Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Connects the socket of the request from the program's or a generated name, or sets the time
+    /// of the next try. The client has no name between two tries.
+    ///
+    /// # Errors
+    /// Those of [`ShmSocket::connect_from`], [`ConnectRetry::next_try`] and the operating system.
+    fn connect_request(&mut self) -> Result<()> {
+        let ShmEndpointKind::Msg(msg) = &mut self.kind else {
+            return Ok(());
+        };
+        let MsgConnectionState::Connecting(attempt) = &mut msg.state else {
+            return Ok(());
+        };
+        let tx_index = msg.addr.index();
+        let token = ShmToken::Tx(tx_index as u32).pack(self.id);
+        let incarnation = self.local.incarnation;
+        let connected_from = with_free_name(attempt.from.as_ref(), |name| {
+            let Some(mut tx) = self.tx_connections.lock(tx_index) else {
+                return Err(Error::PeerGone(msg.peer.clone()));
+            };
+            let is_connected = tx.connect_from(name, incarnation, token, &self.wait_set)?;
+            Ok(is_connected.then(|| name.clone()))
+        })?;
+        match connected_from {
+            Some(name) => {
+                self.name = name;
+                attempt.step = ConnectStep::AwaitNonce;
+            }
+            None => attempt.step = ConnectStep::RetryRequest(attempt.retry.next_try(&msg.peer)?),
+        }
+        attempt.arm_timer();
+        Ok(())
+    }
+
+    /// Closes the socket of the request, which the passive endpoint has refused, and sets the time
+    /// of the next try.
+    ///
+    /// # Errors
+    /// Those of [`ConnectRetry::next_try`].
+    fn connect_request_later(
+        &mut self,
+        ctx: &mut EndpointContext<'_, impl EngineContext>,
+    ) -> Result<()> {
+        let ShmEndpointKind::Msg(msg) = &mut self.kind else {
+            return Ok(());
+        };
+        if let MsgConnectionState::Connecting(attempt) = &mut msg.state {
+            if let Some(mut tx) = self.tx_connections.lock(msg.addr.index()) {
+                tx.close(ctx, &Error::PeerGone(msg.peer.clone()));
+            }
+            attempt.step = ConnectStep::RetryRequest(attempt.retry.next_try(&msg.peer)?);
+            attempt.arm_timer();
         }
         Ok(())
     }
@@ -217,11 +383,26 @@ impl ShmEndpoint {
     /// # Errors
     /// The attempt has failed.
     fn handle_answer(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) -> Result<bool> {
+        let Some(MsgConnection {
+            peer,
+            state: MsgConnectionState::Connecting(attempt),
+            ..
+        }) = self.msg_mut()
+        else {
+            return Ok(false);
+        };
+        let gone = Error::PeerGone(peer.clone());
+        let is_reverse_open = attempt.poll_reverse(peer)?;
         match self.poll_answer()? {
-            AnswerStep::Pending => Ok(false),
+            AnswerStep::Pending if is_reverse_open => Ok(false),
+            AnswerStep::Pending => Err(gone),
             AnswerStep::RequestSent => Ok(true),
-            AnswerStep::ConnectReverse(nonce, credentials) => {
-                self.connect_reverse(nonce, credentials)?;
+            AnswerStep::RetryLater => {
+                self.connect_request_later(ctx)?;
+                Ok(false)
+            }
+            AnswerStep::ConnectReverse(offer) => {
+                self.connect_reverse(offer)?;
                 Ok(true)
             }
             AnswerStep::Accepted(accept, credentials) => {
@@ -267,14 +448,24 @@ impl ShmEndpoint {
                 }
             }
             (CmAnswer::Nonce(nonce), Some(credentials))
-                if tx.is_segment_sent() && attempt.reverse.is_none() =>
+                if tx.is_segment_sent() && matches!(attempt.step, ConnectStep::AwaitNonce) =>
             {
-                Ok(AnswerStep::ConnectReverse(nonce, credentials))
+                let server = credentials;
+                Ok(AnswerStep::ConnectReverse(ReverseOffer { nonce, server }))
             }
+            (CmAnswer::RetryLater, _) if matches!(attempt.step, ConnectStep::AwaitNonce) => {
+                Ok(AnswerStep::RetryLater)
+            }
+            (CmAnswer::RetryLater, _) => Err(violation(
+                peer,
+                "control message out of order: retry after the nonce",
+            )),
             (CmAnswer::Nonce(_), _) => {
                 Err(violation(peer, "connection message out of order: nonce"))
             }
-            (CmAnswer::Accepted(accept), Some(credentials)) if attempt.reverse.is_some() => {
+            (CmAnswer::Accepted(accept), Some(credentials))
+                if matches!(attempt.step, ConnectStep::AwaitAccept { .. }) =>
+            {
                 Ok(AnswerStep::Accepted(accept, credentials))
             }
             (CmAnswer::Accepted(_), _) => Err(violation(
@@ -286,34 +477,46 @@ impl ShmEndpoint {
         }
     }
 
-    /// Connects the reverse socket and sends the nonce over it.
-    fn connect_reverse(&mut self, nonce: u64, server: PeerCredentials) -> Result<()> {
+    /// Connects the reverse socket and sends the nonce over it, or sets the time of the next try.
+    fn connect_reverse(&mut self, offer: ReverseOffer) -> Result<()> {
+        let ShmEndpointKind::Msg(msg) = &mut self.kind else {
+            return Ok(());
+        };
+        if let MsgConnectionState::Connecting(attempt) = &mut msg.state {
+            // The socket has the token of the request's socket: a message on either one makes the
+            // endpoint read both.
+            let token = ShmToken::Tx(msg.addr.index() as u32).pack(self.id);
+            attempt.connect_reverse(&msg.peer, offer, (&self.wait_set, token))?;
+        }
+        Ok(())
+    }
+
+    /// Handles the timer of an attempt: connects a socket again, or ends the attempt whose answer
+    /// has not arrived in time.
+    pub(super) fn on_attempt_timer(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         let Some(MsgConnection {
             peer,
             state: MsgConnectionState::Connecting(attempt),
             ..
-        }) = self.msg_mut()
+        }) = self.msg()
         else {
-            return Ok(());
+            return;
         };
-        let (reverse, credentials) = ShmSocket::connect(peer)?;
-        if credentials != server {
-            // Since the request another process listens at the name.
-            return Err(Error::PeerGone(peer.clone()));
-        }
-        match cm::send_reverse(&reverse, nonce) {
-            Ok(()) => {}
-            Err(errno) if is_gone(errno) => return Err(Error::PeerGone(peer.clone())),
-            Err(errno) => return Err(os_error("sendmsg")(errno)),
-        }
-        attempt.reverse = Some(reverse);
-        Ok(())
-    }
-
-    /// Handles the timer of an attempt: the answer has not arrived in time.
-    pub(super) fn on_connect_timeout(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        if let Some((peer, _)) = self.msg_peer() {
-            self.on_connect_failed(ctx, Error::TimedOut(peer));
+        let tried = match attempt.step {
+            ConnectStep::RetryRequest(_) => match self.connect_request() {
+                // The kernel may release the name of the last try late.
+                Err(error @ Error::AddressInUse(_)) => {
+                    self.connect_request_later(ctx).map_err(|_| error)
+                }
+                tried => tried,
+            },
+            ConnectStep::RetryReverse(_, offer) => self.connect_reverse(offer),
+            ConnectStep::AwaitNonce | ConnectStep::AwaitAccept { .. } => {
+                Err(Error::TimedOut(peer.clone()))
+            }
+        };
+        if let Err(error) = tried {
+            self.on_connect_failed(ctx, error);
         }
     }
 
@@ -351,25 +554,36 @@ impl ShmEndpoint {
         let Some(MsgConnection {
             peer,
             addr,
-            state: MsgConnectionState::Connecting(ShmConnectAttempt { reverse, .. }),
+            state: MsgConnectionState::Connecting(attempt),
             ..
         }) = self.msg_mut()
         else {
             return Ok(());
         };
         let (peer, tx_index) = (peer.clone(), addr.index());
-        let Some(reverse) = reverse.take() else {
-            return Ok(());
-        };
-        // The server has admitted the reverse socket before it accepted.
-        match control::recv_control(&reverse) {
-            Ok(Some(ControlEvent::Message(ControlMessage::Ready))) => {}
-            Err(ReadError::HungUp) => return Err(Error::PeerGone(peer)),
-            _ => {
-                let what = "no ready message on the reverse socket before the accept";
-                return Err(violation(peer, what));
+        // The server has admitted the reverse socket before it accepted. It may have closed both
+        // sockets since.
+        let is_unready = matches!(
+            attempt.step,
+            ConnectStep::AwaitAccept {
+                is_ready: false,
+                ..
             }
+        );
+        if is_unready && !attempt.poll_reverse(&peer)? {
+            return Err(Error::PeerGone(peer));
         }
+        let step = std::mem::replace(&mut attempt.step, ConnectStep::AwaitNonce);
+        let ConnectStep::AwaitAccept {
+            mut reverse,
+            is_ready: true,
+            ..
+        } = step
+        else {
+            let what = "no ready message on the reverse socket before the accept";
+            return Err(violation(peer, what));
+        };
+        reverse.unwatch();
         let segment = Segment::map_from_peer(&segment, server.lines)
             .map_err(|error| Rejection::of_segment(error, peer.clone()).error)?;
         self.add_msg_rx(ctx, (credentials, server.incarnation), segment, reverse)?

@@ -54,7 +54,8 @@ impl ShmEndpoint {
         }
     }
 
-    /// Connects a connection to its peer if it is closed.
+    /// Connects a connection to its peer if it is closed. The caller sees to the next try, if there
+    /// is [one](TxConnection::next_try).
     pub(super) fn connect(
         &self,
         ctx: &EndpointContext<'_, impl EngineContext>,

@@ -1,12 +1,14 @@
 //! The receiving side of the handshake, from the accepted socket to `Accept` or `Reject`.
 //!
 //! [`accept`] accepts a connection and checks the user of the peer. A peer of another user is
-//! refused at once, before the connection takes a slot or is watched. A peer of this user may send
-//! descriptors, and gets `Ready`. A [`PendingHandshake`] then waits for the hello, which the
-//! endpoint accepts within its limits. `rx_table` keeps the pending handshakes; `passive` uses
-//! [`accept`] and [`Rejection`] for connection requests too.
+//! refused at once, before the connection takes a slot or is watched, and so is a peer whose
+//! process has its share of the handshakes. Any other peer may send descriptors, and gets `Ready`.
+//! A [`PendingHandshake`] then waits for the hello, which the endpoint accepts within its limits.
+//! `rx_table` keeps the pending handshakes; `passive` uses [`accept`] and [`Rejection`] for
+//! connection requests too.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fabric_core::{Address, Error, RefusalReason, Scheme};
@@ -16,6 +18,7 @@ use super::super::control::{self, ControlMessage, ReadError, ShmHello, VERSION};
 use super::super::segment::{Segment, SegmentError};
 use super::super::socket::{PeerCredentials, ShmListener, ShmSocket};
 use super::{LocalEndpoint, RxConnection};
+use crate::sys::fork_guard::ForkGuard;
 use crate::sys::os_error::os_error;
 
 /// A connection whose hello has not arrived yet.
@@ -27,22 +30,40 @@ pub(crate) struct PendingHandshake {
     _counted: CountedHandshake,
 }
 
-/// Counts a pending handshake of this process.
+/// Counts a pending handshake of this process with this peer process.
 #[derive(Debug)]
-struct CountedHandshake;
+struct CountedHandshake {
+    peer: Option<u64>,
+    fork_guard: ForkGuard,
+}
 
-static PENDING: AtomicUsize = AtomicUsize::new(0);
+/// The pending handshakes of all endpoints of this process, by the process of the peer.
+static PENDING: LazyLock<Mutex<HashMap<Option<u64>, usize>>> = LazyLock::new(Mutex::default);
 
 impl CountedHandshake {
-    fn new() -> Self {
-        PENDING.fetch_add(1, Ordering::Relaxed);
-        Self
+    fn new(peer: Option<u64>) -> Self {
+        let mut pending = PENDING.lock().unwrap_or_else(PoisonError::into_inner);
+        *pending.entry(peer).or_default() += 1;
+        Self {
+            peer,
+            fork_guard: ForkGuard::current_process(),
+        }
     }
 }
 
 impl Drop for CountedHandshake {
     fn drop(&mut self) {
-        PENDING.fetch_sub(1, Ordering::Relaxed);
+        // In a forked child, a thread that the child does not have may hold the lock.
+        if !self.fork_guard.in_original_process() {
+            return;
+        }
+        let mut pending = PENDING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = pending.get_mut(&self.peer) {
+            *count -= 1;
+            if *count == 0 {
+                pending.remove(&self.peer);
+            }
+        }
     }
 }
 
@@ -65,13 +86,21 @@ impl PendingHandshake {
             socket,
             peer,
             accepted_at: Instant::now(),
-            _counted: CountedHandshake::new(),
+            _counted: CountedHandshake::new(peer.process),
         }
     }
 
     /// Returns the number of pending handshakes of all endpoints of this process.
     pub(crate) fn count_of_process() -> usize {
-        PENDING.load(Ordering::Relaxed)
+        let pending = PENDING.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.values().sum()
+    }
+
+    /// Returns the number of pending handshakes of all endpoints of this process with one peer
+    /// process, or with all that are not known.
+    pub(crate) fn count_with(peer: Option<u64>) -> usize {
+        let pending = PENDING.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.get(&peer).copied().unwrap_or_default()
     }
 
     /// Returns the time since the socket was accepted.
@@ -202,6 +231,38 @@ impl Rejection {
     }
 }
 
+/// How many connections a poll of a listener may still accept.
+pub(crate) struct AcceptBudget {
+    accepts: usize,
+    /// Connections of other users that may still be refused. Their processes can connect without
+    /// end, and a thread that serves peers of this user must not be busy with them.
+    refusals: usize,
+}
+
+impl AcceptBudget {
+    const ACCEPTS: usize = 64;
+    const REFUSALS: usize = 2;
+
+    /// Returns the budget of one poll.
+    pub(crate) fn new() -> Self {
+        Self {
+            accepts: Self::ACCEPTS,
+            refusals: Self::REFUSALS,
+        }
+    }
+
+    /// Returns whether another connection may be accepted.
+    pub(crate) fn has_more(&self) -> bool {
+        self.accepts > 0 && self.refusals > 0
+    }
+
+    fn spend(&mut self, accepted: &Accepted) {
+        self.accepts = self.accepts.saturating_sub(1);
+        let is_refusal = matches!(accepted, Accepted::Refused(_));
+        self.refusals = self.refusals.saturating_sub(is_refusal.into());
+    }
+}
+
 /// A connection that was accepted from a backlog.
 pub(crate) enum Accepted {
     /// The peer is of this user, and was sent `Ready`.
@@ -209,14 +270,25 @@ pub(crate) enum Accepted {
     /// The peer is of another user, or its user is not known. The connection was rejected and
     /// closed, with this local error.
     Refused(Error),
+    /// The process of the peer has its share of the handshakes. It was told to connect again later,
+    /// and the connection was closed.
+    AtShare,
+    /// The peer has closed the connection.
+    Disconnected,
 }
 
 /// Accepts a connection and checks the user of its peer. Permits descriptors and sends `Ready`, or
-/// refuses the connection. `None` if no connection is waiting.
+/// refuses the connection: `is_at_share` tells whether the process of the peer has its share of the
+/// handshakes. `None` if no connection is waiting. `budget` must have
+/// [more](AcceptBudget::has_more).
 ///
 /// # Errors
 /// Errors of `accept4`.
-pub(crate) fn accept(listener: &ShmListener) -> Result<Option<Accepted>, Errno> {
+pub(crate) fn accept(
+    listener: &ShmListener,
+    budget: &mut AcceptBudget,
+    is_at_share: impl FnOnce(Option<u64>) -> bool,
+) -> Result<Option<Accepted>, Errno> {
     let Some(socket) = listener.accept()? else {
         return Ok(None);
     };
@@ -224,7 +296,16 @@ pub(crate) fn accept(listener: &ShmListener) -> Result<Option<Accepted>, Errno> 
         peer.check_user(&placeholder_address(peer.pid))?;
         Ok(peer)
     });
-    Ok(Some(match checked {
+    let accepted = match checked {
+        // A process that connects and disconnects in a loop must not take more time than this.
+        Ok(_) if socket.has_hung_up() => Accepted::Disconnected,
+        // A process does not flood itself.
+        Ok(peer)
+            if peer.process != Some(std::process::id().into()) && is_at_share(peer.process) =>
+        {
+            control::send_control(&socket, ControlMessage::RetryLater);
+            Accepted::AtShare
+        }
         Ok(peer) => {
             socket.admit_rights();
             control::send_control(&socket, ControlMessage::Ready);
@@ -234,7 +315,18 @@ pub(crate) fn accept(listener: &ShmListener) -> Result<Option<Accepted>, Errno> 
             control::send_control(&socket, ControlMessage::Reject(RefusalReason::User));
             Accepted::Refused(error)
         }
-    }))
+    };
+    budget.spend(&accepted);
+    Ok(Some(accepted))
+}
+
+/// Returns the local error of a connection whose process has its share of the handshakes.
+pub(crate) fn too_many_handshakes(limit: usize) -> Error {
+    Error::TooMany {
+        what: "pending handshakes of one process",
+        count: limit + 1,
+        limit,
+    }
 }
 
 /// Returns an address for error messages about a process whose endpoint name is not known.
@@ -254,6 +346,7 @@ mod tests {
     use super::super::super::control::{ControlEvent, MemoryGrant};
     use super::super::super::loans::{LoanPool, ReceivedLoans};
     use super::super::super::ring::LINE_LEN;
+    use super::super::super::socket::SocketConnect;
     use super::*;
     use crate::sys::closer::tests::block_memory_closer;
     use crate::sys::mapping::HEAD_LEN;
@@ -298,8 +391,12 @@ mod tests {
         let name = format!("{NAME}-{}", std::process::id());
         let name = Address::new(Scheme::Shm, &name).unwrap();
         let listener = ShmListener::open(&name).unwrap();
-        let (client, _) = ShmSocket::connect(&name).unwrap();
-        let Ok(Some(Accepted::Admitted(socket, peer))) = accept(&listener) else {
+        let Ok(SocketConnect::Connected(client, _)) = ShmSocket::connect(&name) else {
+            panic!("the listener has room for a connection");
+        };
+        let Ok(Some(Accepted::Admitted(socket, peer))) =
+            accept(&listener, &mut AcceptBudget::new(), |_| false)
+        else {
             panic!("a connection of this user was not admitted");
         };
         send_with_fds(&client, hello, fds);

@@ -10,11 +10,12 @@ use fabric_core::{Address, Result};
 
 use super::super::cm::{self, CmAnswer, CmOffer};
 use super::super::control::ControlRead;
-use super::super::socket::{PeerCredentials, ShmSocket};
+use super::super::socket::{PeerCredentials, ShmSocket, SocketConnect};
 use super::{TxConnection, TxConnectionState};
 
 impl TxConnection {
-    /// Connects the socket to a passive endpoint, from the name `from`.
+    /// Connects the socket to a passive endpoint, from the name `from`. Returns false if the
+    /// backlog of the passive endpoint is full.
     ///
     /// # Errors
     /// Those of [`ShmSocket::connect_from`], and of the operating system.
@@ -24,9 +25,14 @@ impl TxConnection {
         incarnation: u64,
         token: u64,
         wait: &Arc<dyn WaitSet>,
-    ) -> Result<()> {
-        let socket = ShmSocket::connect_from(from, &self.peer_address)?;
-        self.open_channel(socket, (from, incarnation), token, wait)
+    ) -> Result<bool> {
+        match ShmSocket::connect_from(from, &self.peer_address)? {
+            SocketConnect::Connected(socket, peer) => {
+                self.open_channel((socket, peer), (from, incarnation), token, wait)?;
+                Ok(true)
+            }
+            SocketConnect::BacklogFull => Ok(false),
+        }
     }
 
     /// Receives a message of the passive endpoint: its nonce, or the answer to the connection
@@ -37,7 +43,9 @@ impl TxConnection {
                 cm::recv_answer(&channel.socket),
                 channel.socket.credentials().ok(),
             ),
-            TxConnectionState::Established(_) | TxConnectionState::Closed => (Ok(None), None),
+            TxConnectionState::Retrying(_)
+            | TxConnectionState::Established(_)
+            | TxConnectionState::Closed => (Ok(None), None),
         }
     }
 

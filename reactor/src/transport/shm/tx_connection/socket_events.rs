@@ -118,12 +118,25 @@ impl TxConnection {
                 Ok(())
             }
             ControlMessage::Reject(reason) => Err(TxEndCause::Rejected(reason)),
+            ControlMessage::RetryLater => self.on_retry_later(),
             ControlMessage::EndpointClosed | ControlMessage::Disconnect => {
                 Err(TxEndCause::PeerDown(DownReason::Closed))
             }
             ControlMessage::MapMr(_) | ControlMessage::UnmapLoan(_) => Err(
                 TxEndCause::ProtocolViolation("unexpected control message from a receiver"),
             ),
+        }
+    }
+
+    /// Handles `RetryLater`: the endpoint connects again later.
+    fn on_retry_later(&mut self) -> Result<(), TxEndCause> {
+        match &self.state {
+            TxConnectionState::Connecting(channel) if !channel.hello_sent() => self
+                .connect_later()
+                .map_err(|_| TxEndCause::Rejected(RefusalReason::Resources)),
+            _ => Err(TxEndCause::ProtocolViolation(
+                "control message out of order: retry after ready",
+            )),
         }
     }
 
@@ -240,7 +253,7 @@ mod tests {
 
     use super::super::super::cma::SingleCopyPolicy;
     use super::super::super::loans::LoanPool;
-    use super::super::super::socket::ShmSocket;
+    use super::super::super::socket::{ShmSocket, SocketConnect};
     use super::super::super::tx_settings::TxSettings;
     use super::super::channel::TxChannel;
     use super::*;
@@ -263,8 +276,10 @@ mod tests {
             loan_pool: LoanPool::default(),
             single_copy: SingleCopyPolicy::from_len(usize::MAX),
         };
-        let socket = ShmSocket::connect(&peer).unwrap();
-        let channel = TxChannel::new(socket, &peer, 1, &settings).unwrap();
+        let Ok(SocketConnect::Connected(socket, server)) = ShmSocket::connect(&peer) else {
+            panic!("the listener has room for a connection");
+        };
+        let channel = TxChannel::new((socket, server), &peer, 1, &settings).unwrap();
         // The socket's send buffer has no room for the hello.
         while rustix::net::send(&channel.socket, &[0; 64], SendFlags::DONTWAIT).is_ok() {}
         let mut tx = TxConnection::new(peer, addr, settings);

@@ -1,0 +1,399 @@
+//! A process of the same user connects over `shm` without end, or keeps handshakes pending. Clients
+//! of other processes are served meanwhile.
+
+use std::future::IntoFuture;
+use std::os::fd::OwnedFd;
+use std::task::Poll;
+use std::time::Duration;
+
+use fabric_async::{
+    ConnectedEndpoint, Domain, Endpoint, EpType, Error, EventKind, EventQueue, Fabric, Hints, Info,
+    PassiveEndpoint, RefusalReason, discover,
+};
+use futures_util::future::join_all;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
+
+use crate::connected_shm_hostile::listen;
+use crate::health::next_rejection;
+use crate::leak_check::{run_in_own_process, wait_until};
+use crate::run;
+use crate::test_peer::TestPeer;
+
+/// Threads of the attacker that connect.
+const FLOOD_THREADS: usize = 3;
+/// Connections of the honest client during the flood, one after the other.
+const CONNECTIONS: usize = 20;
+/// Connections of one process at the same time.
+const AT_ONCE: usize = 100;
+/// Pending handshakes of one process with a connectionless endpoint.
+const HANDSHAKE_SHARE: usize = 16;
+/// Handshakes without a message of one process with a passive endpoint.
+const PASSIVE_HANDSHAKE_SHARE: usize = 64;
+
+/// Plays an attacker: fills the backlog of the listener and stops (`SIGSTOP`). When it is
+/// continued, its threads connect and disconnect until it is killed.
+pub(crate) fn connect_forever(name: &str) {
+    let name = name.rsplit("://").next().unwrap().to_owned();
+    let queued = fill_backlog(&name);
+    stop_this_process();
+    drop(queued);
+    std::thread::scope(|threads| {
+        for _ in 0..FLOOD_THREADS {
+            threads.spawn(|| {
+                loop {
+                    drop(try_connect(&name));
+                }
+            });
+        }
+    });
+}
+
+/// Plays an attacker: connects [`AT_ONCE`] times, stops, and keeps the connections.
+pub(crate) fn hold_handshakes(name: &str) {
+    let name = name.rsplit("://").next().unwrap();
+    let held: Vec<_> = (0..AT_ONCE).map(|_| try_connect(name)).collect();
+    assert!(held.iter().all(Option::is_some));
+    stop_this_process();
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Stops this process until its parent continues it.
+fn stop_this_process() {
+    kill_process(getpid(), Signal::STOP).expect("signal this process");
+}
+
+/// Connects to a listener until its backlog is full.
+fn fill_backlog(name: &str) -> Vec<OwnedFd> {
+    std::iter::from_fn(|| try_connect(name)).collect()
+}
+
+/// Connects to a listener; `None` if its backlog is full, or if this process has no descriptor
+/// left.
+fn try_connect(name: &str) -> Option<OwnedFd> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let socket = match rustix::net::socket_with(family, kind, SocketFlags::NONBLOCK, None) {
+        Ok(socket) => socket,
+        Err(Errno::MFILE) => return None,
+        Err(errno) => panic!("{errno}"),
+    };
+    let path = format!("fabric-async/shm/{name}");
+    let address = SocketAddrUnix::new_abstract_name(path.as_bytes()).unwrap();
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) => Some(socket),
+        Err(Errno::AGAIN) => None,
+        Err(errno) => panic!("{errno}"),
+    }
+}
+
+/// Starts a peer, and waits until it has stopped.
+fn start_stopped(role: &str, name: &str) -> TestPeer {
+    let peer = TestPeer::start(role, name);
+    waitpid(Some(Pid::from_child(&peer.0)), WaitOptions::UNTRACED).expect("wait for a child");
+    peer
+}
+
+/// Starts an attacker that has filled the backlog, and continues it.
+fn start_flood(name: &str) -> TestPeer {
+    let attacker = start_stopped("shm connect_forever", name);
+    attacker.resume();
+    attacker
+}
+
+/// Plays an honest client of a connectionless endpoint: connects again and again, and gets a reply
+/// each time.
+pub(crate) async fn connect_in_turn(name: &str) {
+    for _ in 0..CONNECTIONS {
+        let ep = Endpoint::bind("shm://").await.expect("bind");
+        let server = ep.add_peer(name).await.expect("add_peer");
+        ep.send(server, "request").tag(1).await.expect("send");
+        ep.recv().from(server).await.expect("a reply");
+    }
+}
+
+/// Plays an honest client of a passive endpoint, as [`connect_in_turn`].
+pub(crate) async fn connect_msg_in_turn(name: &str) {
+    for _ in 0..CONNECTIONS {
+        let ep = ConnectedEndpoint::connect(name).await.expect("connect");
+        ep.send(b"request".to_vec()).await.expect("send");
+        ep.recv().await.expect("a reply");
+    }
+}
+
+/// Plays a client whose endpoints connect at the same time: stops once all have begun to connect.
+pub(crate) async fn connect_at_once(name: &str) {
+    let mut clients = Vec::new();
+    for _ in 0..AT_ONCE {
+        let ep = Endpoint::bind("shm://").await.expect("bind");
+        let server = ep.address_vector().insert(name).expect("insert");
+        let sent = ep.send(server, "request").tag(1).start().expect("send");
+        clients.push((ep, server, sent));
+    }
+    stop_this_process();
+    for (ep, server, sent) in clients {
+        sent.await.expect("send");
+        ep.recv().from(server).await.expect("a reply");
+    }
+}
+
+/// Plays a client of a passive endpoint, as [`connect_at_once`].
+pub(crate) async fn connect_msg_at_once(name: &str) {
+    let connects = (0..AT_ONCE).map(|_| ConnectedEndpoint::connect(name).into_future());
+    let mut connects: Vec<_> = connects.collect();
+    std::future::poll_fn(|cx| {
+        // The first poll connects.
+        let mut polled = connects.iter_mut().map(|connect| connect.as_mut().poll(cx));
+        assert!(polled.all(|polled| polled.is_pending()));
+        Poll::Ready(())
+    })
+    .await;
+    stop_this_process();
+    for connected in join_all(connects).await {
+        let ep = connected.expect("connect");
+        ep.send(b"request".to_vec()).await.expect("send");
+        ep.recv().await.expect("a reply");
+    }
+}
+
+#[test]
+fn endpoint_serves_clients_during_a_flood_of_another_process() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let name = ep.name().to_string();
+        let _attacker = start_flood(&name);
+        let mut client = TestPeer::start("shm connect_in_turn", &name);
+        serve(&ep, &mut client, CONNECTIONS).await;
+    });
+}
+
+#[test]
+fn passive_endpoint_serves_clients_during_a_flood_of_another_process() {
+    run(async {
+        let mut listener = PassiveEndpoint::bind("shm://").await.unwrap();
+        let name = listener.name().to_string();
+        let _attacker = start_flood(&name);
+        let mut client = TestPeer::start("shm connect_msg_in_turn", &name);
+        serve_msg(&mut listener, &mut client, CONNECTIONS).await;
+    });
+}
+
+/// A process that sends no hello has a share of the handshakes; beyond it, its connections are
+/// refused and counted.
+#[test]
+fn pending_handshakes_of_a_process_are_limited() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let name = ep.name().to_string();
+        let mut events = ep.take_events().unwrap();
+        let _attackers = [(); 2].map(|()| start_stopped("shm hold_handshakes", &name));
+        let refused = 2 * (AT_ONCE - HANDSHAKE_SHARE) as u64;
+        wait_until(&ep, |stats| stats.inbound_refused == refused).await;
+        assert_eq!(take_refused(&mut events, HANDSHAKE_SHARE), refused);
+        let mut client = TestPeer::start("shm connect_in_turn", &name);
+        serve(&ep, &mut client, CONNECTIONS).await;
+        assert_eq!(ep.stats().inbound_refused, refused);
+    });
+}
+
+#[test]
+fn pending_handshakes_of_a_process_with_a_passive_endpoint_are_limited() {
+    run(async {
+        let (mut listener, mut events) = listen().await;
+        let name = listener.name().to_string();
+        let _attackers = [(); 2].map(|()| start_stopped("shm hold_handshakes", &name));
+        let expected = 2 * (AT_ONCE - PASSIVE_HANDSHAKE_SHARE) as u64;
+        let mut refused = 0;
+        while refused < expected {
+            assert!(listener.try_accept().is_none());
+            refused += take_refused(&mut events, PASSIVE_HANDSHAKE_SHARE);
+        }
+        let mut client = TestPeer::start("shm connect_msg_in_turn", &name);
+        serve_msg(&mut listener, &mut client, CONNECTIONS).await;
+        assert_eq!(refused, expected);
+        assert_eq!(take_refused(&mut events, PASSIVE_HANDSHAKE_SHARE), 0);
+    });
+}
+
+/// Endpoints of a process that connect at the same time are refused beyond its share, and connect
+/// again when earlier ones have connected.
+#[test]
+fn refused_handshakes_are_tried_again() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let mut client = start_stopped("shm connect_at_once", &ep.name().to_string());
+        let refused = (AT_ONCE - HANDSHAKE_SHARE) as u64;
+        wait_until(&ep, |stats| stats.inbound_refused == refused).await;
+        client.resume();
+        serve(&ep, &mut client, AT_ONCE).await;
+        assert_eq!(ep.stats().peers, 0);
+    });
+}
+
+#[test]
+fn refused_handshakes_with_a_passive_endpoint_are_tried_again() {
+    run(async {
+        let (mut listener, mut events) = listen().await;
+        let mut client = start_stopped("shm connect_msg_at_once", &listener.name().to_string());
+        let expected = (AT_ONCE - PASSIVE_HANDSHAKE_SHARE) as u64;
+        let mut refused = 0;
+        while refused < expected {
+            assert!(listener.try_accept().is_none());
+            refused += take_refused(&mut events, PASSIVE_HANDSHAKE_SHARE);
+        }
+        client.resume();
+        // The program takes no request yet, so the share of requests is used up too.
+        let is_request_refused = |error: Error| error.to_string().contains("connection requests");
+        while !is_request_refused(next_rejection(&mut events).await) {}
+        serve_msg(&mut listener, &mut client, AT_ONCE).await;
+    });
+}
+
+/// A client that meets a full backlog connects when the listener accepts again.
+#[test]
+fn connect_waits_while_the_backlog_is_full() {
+    run_in_own_process(
+        "connect_floods::connect_waits_while_the_backlog_is_full",
+        || {
+            run(async {
+                let ep = Endpoint::bind("shm://").await.unwrap();
+                let queued = fill_backlog(ep.name().name());
+                let client = Endpoint::bind("shm://").await.unwrap();
+                let server = client.address_vector().insert(ep.name()).unwrap();
+                let sent = client.send(server, "request").tag(1).start().unwrap();
+                // No pass of the server empties the backlog yet.
+                for _ in 0..100 {
+                    client.domain().progress();
+                }
+                drop(queued);
+                let request = ep.recv().tag(1).await.unwrap();
+                assert_eq!(request[..], *b"request");
+                sent.await.unwrap();
+            });
+        },
+    );
+}
+
+#[test]
+fn connect_to_a_passive_endpoint_waits_while_the_backlog_is_full() {
+    run_in_own_process(
+        "connect_floods::connect_to_a_passive_endpoint_waits_while_the_backlog_is_full",
+        || {
+            run(async {
+                let (mut listener, _events) = listen().await;
+                let queued = fill_backlog(listener.name().name());
+                let mut connecting = ConnectedEndpoint::connect(listener.name()).into_future();
+                tokio::select! {
+                    biased;
+                    connected = &mut connecting => panic!("{connected:?}"),
+                    () = std::future::ready(()) => drop(queued),
+                }
+                let (domain, info) = open_msg_domain();
+                let accepting = async {
+                    let request = listener.accept().await.unwrap();
+                    domain.endpoint(&info).unwrap().accept(request, b"")
+                };
+                let (client, server) = tokio::join!(connecting, accepting);
+                client.unwrap().send(b"request".to_vec()).await.unwrap();
+                assert_eq!(server.unwrap().recv().await.unwrap()[..], *b"request");
+            });
+        },
+    );
+}
+
+/// The connect timeout ends a connect to a listener that does not accept.
+#[test]
+fn connect_to_a_full_backlog_is_refused_after_the_timeout() {
+    run_in_own_process(
+        "connect_floods::connect_to_a_full_backlog_is_refused_after_the_timeout",
+        || {
+            const TIMEOUT: Duration = Duration::from_millis(100);
+            run(async {
+                // No task waits for the listener, whose driver does not run in this function.
+                let listener = PassiveEndpoint::bind("shm://").await.unwrap();
+                let name = listener.name().to_string();
+                let runtime = tokio::runtime::Builder::new_current_thread();
+                let _queued = fill_backlog(listener.name().name());
+                let connected = std::thread::spawn(move || {
+                    let mut runtime = runtime;
+                    let runtime = runtime.enable_all().build().unwrap();
+                    let connect = ConnectedEndpoint::connect(&name[..]).timeout(TIMEOUT);
+                    runtime.block_on(connect.into_future()).map(drop)
+                });
+                let error = connected.join().unwrap().unwrap_err();
+                let reason = RefusalReason::Resources;
+                let peer = listener.name().clone();
+                assert_eq!(error, Error::ConnectionRefused { peer, reason });
+            });
+        },
+    );
+}
+
+/// Replies to this number of requests of an honest client, which must then succeed.
+async fn serve(ep: &Endpoint, client: &mut TestPeer, requests: usize) {
+    for served in 0..requests {
+        let request = ep.recv().tag(1).start().unwrap();
+        let request = tokio::select! {
+            request = request => request.unwrap(),
+            () = client_ended(client) => panic!("the client has ended after {served}"),
+        };
+        ep.send(request.source().unwrap(), "reply").await.unwrap();
+    }
+    client_ended(client).await;
+    assert!(client.0.wait().unwrap().success());
+}
+
+/// Opens a domain in which requests are accepted.
+fn open_msg_domain() -> (Domain, Info) {
+    let hints = Hints::new().provider("shm").ep_type(EpType::Msg);
+    let info = discover(&hints).unwrap().swap_remove(0);
+    (Fabric::open(&info).unwrap().domain(&info).unwrap(), info)
+}
+
+/// Accepts this number of connections of an honest client, as [`serve`].
+async fn serve_msg(listener: &mut PassiveEndpoint, client: &mut TestPeer, connections: usize) {
+    let (domain, info) = open_msg_domain();
+    let mut accepted = Vec::new();
+    for served in 0..connections {
+        let request = tokio::select! {
+            request = listener.accept() => request.unwrap(),
+            () = client_ended(client) => panic!("the client has ended after {served}"),
+        };
+        let ep = domain.endpoint(&info).unwrap();
+        let ep = ep.accept(request, b"").unwrap();
+        accepted.push(tokio::spawn(async move {
+            ep.recv().await.unwrap();
+            ep.send(b"reply".to_vec()).await.unwrap();
+            ep
+        }));
+    }
+    for served in accepted {
+        served.await.unwrap();
+    }
+    client_ended(client).await;
+    assert!(client.0.wait().unwrap().success());
+}
+
+/// Waits until the process of a client has ended.
+async fn client_ended(client: &mut TestPeer) {
+    while client.0.try_wait().expect("wait for a child").is_none() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Takes all events, and returns how many connections they report as refused because a process had
+/// this number of pending handshakes.
+fn take_refused(events: &mut EventQueue, share: usize) -> u64 {
+    let events = std::iter::from_fn(|| events.try_read());
+    let refused = events.map(|event| match event.kind {
+        EventKind::InboundRefused {
+            error: Error::TooMany { limit, .. },
+            count,
+        } if limit == share => count,
+        EventKind::InboundRefused { error, .. } => panic!("{error}"),
+        _ => 0,
+    });
+    refused.sum()
+}
