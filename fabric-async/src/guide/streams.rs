@@ -173,16 +173,18 @@
 //! let mut listener = FabricListener::bind_frames_with(options.clone(), "shm://").await?;
 //! let connect = FabricFrames::connect_with(options, listener.local_addr().clone());
 //! let (mut client, mut server) = tokio::try_join!(connect, listener.accept())?;
-//! client.feed(vec![1; 3 << 20].into()).await?;
-//! client.feed("the last frame".into()).await?;
-//! let close = client.close();
+//! let send = async {
+//!     client.feed(vec![1; 3 << 20].into()).await?;
+//!     client.feed("the last frame".into()).await?; // waits until the first one is on its way
+//!     client.close().await
+//! };
 //! let receive = async {
 //!     assert_eq!(server.next().await.expect("a frame")?.len(), 3 << 20);
 //!     assert_eq!(server.next().await.expect("a frame")?, "the last frame");
 //!     assert!(server.next().await.is_none());
 //!     Ok(())
 //! };
-//! tokio::try_join!(close, receive)?;
+//! tokio::try_join!(send, receive)?;
 //!
 //! let error = server.send(vec![0; (4 << 20) + 1].into()).await.unwrap_err();
 //! assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);

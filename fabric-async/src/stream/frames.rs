@@ -63,7 +63,9 @@ const READ_AHEAD_BYTES: usize = 4 << 20;
 ///
 /// The sink is ready while fewer than [`MAX_WRITES_IN_FLIGHT`] frames and [`MAX_BYTES_IN_FLIGHT`]
 /// bytes are in flight; one frame may exceed the latter. Frames are sent from their own memory. Up
-/// to [`MAX_READ_AHEAD`] frames, and about 4 MiB, are received ahead of the reader.
+/// to [`MAX_READ_AHEAD`] frames, and about 4 MiB, are received ahead of the reader: under manual
+/// progress, while a task waits for something of the domain. So a task that feeds long frames must
+/// not be the one that reads them.
 ///
 /// # Flush, close, end and errors
 ///
