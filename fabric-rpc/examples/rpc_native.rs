@@ -162,7 +162,8 @@ async fn run_client(fabric: &str, socket: &str) -> Result<()> {
         ("calls with an argument of 1 MiB", native_bulk, tonic_bulk),
     ] {
         println!(
-            "{what}: {native:.0} calls/s native ({:.2} us each), {tonic:.0} with tonic: {:.1} times",
+            "{what}: {native:.0} calls/s native ({:.2} us each), {tonic:.0} with tonic: \
+             {:.1} times",
             1e6 / native,
             native / tonic
         );

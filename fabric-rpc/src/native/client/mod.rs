@@ -130,16 +130,18 @@ impl Client {
     /// Dropping the future cancels the call: a request that was sent may have been executed, or the
     /// server drops its handler.
     pub async fn call(&self, mut request: Request) -> Result<Response, Status> {
-        let credits = self.shared.credits.clone();
-        let credit = match credits.clone().try_acquire_owned() {
+        let credit = match self.shared.credits.clone().try_acquire_owned() {
             Ok(credit) => Some(credit),
-            Err(_) => match request.begin(self.shared.default_timeout) {
-                None => credits.acquire_owned().await.ok(),
-                Some(deadline) => {
-                    let credit = tokio::time::timeout_at(deadline, credits.acquire_owned()).await;
-                    credit.map_err(|_| Status::deadline())?.ok()
+            Err(_) => {
+                let credit = self.shared.credits.clone().acquire_owned();
+                match request.begin(self.shared.default_timeout) {
+                    None => credit.await.ok(),
+                    Some(deadline) => {
+                        let credit = tokio::time::timeout_at(deadline, credit).await;
+                        credit.map_err(|_| Status::deadline())?.ok()
+                    }
                 }
-            },
+            }
         };
         ResponseFuture::new(self.shared.clone(), request, credit).await
     }

@@ -54,9 +54,11 @@ impl Wake for EventSignal {
 
 /// What the task that receives answers polls.
 struct ReceiveState {
-    /// Delivers answers to the slots; resolves when the session has ended. Each poll ends when no
-    /// message is left, or when the call that polls has its answer.
+    /// Delivers answers to the slots; resolves when the session has ended. Each poll delivers at
+    /// most one message, so that the call that gets it goes on before the next one is waited for.
     answers: Pin<Box<dyn Future<Output = Error> + Send>>,
+    /// Whether the last poll ended with a message.
+    has_received: Arc<AtomicBool>,
     events: EventQueue,
 }
 
@@ -84,13 +86,15 @@ impl Session {
         let events = ep.take_events().ok_or(Error::Canceled)?;
         let server = ep.add_peer(server).await?;
         let slots = Arc::<SlotTable>::default();
-        let answers = receive_answers(ep.clone(), server, slots.clone());
+        let has_received = Arc::<AtomicBool>::default();
+        let answers = receive_answers(ep.clone(), server, slots.clone(), has_received.clone());
         let session = Arc::new(Self {
             ep,
             server,
             slots,
             receive: Mutex::new(ReceiveState {
                 answers: Box::pin(answers),
+                has_received,
                 events,
             }),
             events_came: Arc::default(),
@@ -132,6 +136,7 @@ impl Session {
         Ok(PendingCall {
             session: self.clone(),
             id,
+            has_slot: true,
         })
     }
 
@@ -148,30 +153,38 @@ impl Session {
         if is_first || self.events_came.is_raised.load(Ordering::SeqCst) {
             self.watch_events(cx);
         }
-        // The second turn tells whether more answers are to come.
-        for _ in 0..2 {
-            match self.slots.poll_reader(cx) {
-                ReaderTurn::End => return Poll::Ready(()),
-                ReaderTurn::Wait => return Poll::Pending,
-                ReaderTurn::Receive => {
-                    let receive = self.receive.lock();
-                    let mut receive = receive.unwrap_or_else(PoisonError::into_inner);
-                    self.poll_receive(&mut receive, cx);
-                    self.read_events(&mut receive, cx);
-                }
-            }
+        match self.slots.poll_reader(cx) {
+            ReaderTurn::End => return Poll::Ready(()),
+            ReaderTurn::Wait => return Poll::Pending,
+            ReaderTurn::Receive => {}
+        }
+        let receive = self.receive.lock();
+        let mut receive = receive.unwrap_or_else(PoisonError::into_inner);
+        if self.poll_receive(&mut receive, cx) {
+            // The next turn is after that of the call.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        self.read_events(&mut receive, cx);
+        drop(receive);
+        if self.slots.has_ended() {
+            return Poll::Ready(());
         }
         Poll::Pending
     }
 
-    /// Delivers answers that have come. Registers the waker if none is left.
-    fn poll_receive(&self, receive: &mut ReceiveState, cx: &mut Context<'_>) {
+    /// Receives a message that has come, and delivers its answer. Returns whether there was one;
+    /// otherwise the waker is registered.
+    fn poll_receive(&self, receive: &mut ReceiveState, cx: &mut Context<'_>) -> bool {
         if self.slots.has_ended() {
-            return;
+            return false;
         }
+        receive.has_received.store(false, Ordering::Relaxed);
         if let Poll::Ready(error) = receive.answers.as_mut().poll(cx) {
             self.end(&error);
+            return false;
         }
+        receive.has_received.load(Ordering::Relaxed)
     }
 
     /// Reads events, and has the next one wake the reader task, so that an idle client notices that
@@ -205,7 +218,7 @@ impl Session {
                 if source.is_none_or(|source| source == self.server) =>
             {
                 // The last answers may still be in the ring.
-                self.poll_receive(receive, cx);
+                while self.poll_receive(receive, cx) {}
                 self.end(&Error::PeerGone(peer));
             }
             EventKind::PeerOverBudget { peer, .. } => {
@@ -228,7 +241,12 @@ impl Drop for Session {
 
 /// Receives messages of the server and delivers them to the slots of their calls. Messages that
 /// answer no call are discarded. Resolves when the session has ended.
-async fn receive_answers(ep: Endpoint, server: FiAddr, slots: Arc<SlotTable>) -> Error {
+async fn receive_answers(
+    ep: Endpoint,
+    server: FiAddr,
+    slots: Arc<SlotTable>,
+    has_received: Arc<AtomicBool>,
+) -> Error {
     loop {
         let received = ep.recv_loan().tag_ignoring(0, u64::MAX).from(server).await;
         let (transfer, answer) = match received {
@@ -249,8 +267,10 @@ async fn receive_answers(ep: Endpoint, server: FiAddr, slots: Arc<SlotTable>) ->
             },
         };
         let tag = transfer.tag.and_then(CallTag::from_bits);
+        has_received.store(true, Ordering::Relaxed);
         let Some(tag) = tag.filter(|tag| tag.kind == MessageKind::Response) else {
             tracing::debug!(target: "fabric_rpc::native", tag = transfer.tag, "not an answer");
+            yield_once().await;
             continue;
         };
         let answer = answer.map(|buf| Answer {
@@ -258,9 +278,8 @@ async fn receive_answers(ep: Endpoint, server: FiAddr, slots: Arc<SlotTable>) ->
             data: transfer.data.unwrap_or(0),
             buf,
         });
-        if slots.deliver(tag.id, answer) {
-            yield_once().await;
-        }
+        slots.deliver(tag.id, answer);
+        yield_once().await;
     }
 }
 
@@ -282,6 +301,7 @@ async fn yield_once() {
 pub(super) struct PendingCall {
     session: Arc<Session>,
     id: u64,
+    has_slot: bool,
 }
 
 impl PendingCall {
@@ -305,12 +325,12 @@ impl PendingCall {
     }
 
     /// Frees the slot of a request that was not sent. Returns the credit.
-    fn close_unsent(self, error: &Error) -> Option<OwnedSemaphorePermit> {
+    fn close_unsent(mut self, error: &Error) -> Option<OwnedSemaphorePermit> {
+        self.has_slot = false;
         let credit = self.session.slots.close_unsent(self.id);
         if error.is_peer_unavailable() {
             self.session.end(error);
         }
-        // The slot is free, so the drop has no effect.
         credit
     }
 
@@ -321,7 +341,7 @@ impl PendingCall {
     }
 
     /// Waits for the answer.
-    pub(super) fn poll(&self, cx: &mut Context<'_>) -> Poll<Result<Response, Status>> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Response, Status>> {
         let Session { slots, receive, .. } = &*self.session;
         let answer = match slots.poll_call(self.id, cx) {
             CallTurn::Answered(answer) => answer,
@@ -336,9 +356,13 @@ impl PendingCall {
                         return Poll::Pending;
                     }
                 };
-                self.session.poll_receive(&mut receive, cx);
+                let has_received = self.session.poll_receive(&mut receive, cx);
                 match slots.try_take(self.id) {
                     Some(answer) => answer,
+                    None if has_received => {
+                        cx.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
                     None => {
                         self.session.read_events(&mut receive, cx);
                         return Poll::Pending;
@@ -346,6 +370,7 @@ impl PendingCall {
                 }
             }
         };
+        self.has_slot = false;
         Poll::Ready(answer.and_then(|answer| self.decode(answer)))
     }
 
@@ -374,7 +399,7 @@ impl Drop for PendingCall {
         let Session {
             slots, ep, server, ..
         } = &*self.session;
-        if !slots.abandon(self.id) {
+        if !self.has_slot || !slots.abandon(self.id) {
             return;
         }
         let cancel = OutgoingMessage {

@@ -191,12 +191,12 @@ impl SlotTable {
     }
 
     /// Stores an answer in the slot of its call, and wakes the call; discards the answer if there
-    /// is no such call. Returns whether the call is the receiver.
-    pub(super) fn deliver(&self, id: u64, answer: Result<Answer, Status>) -> bool {
+    /// is no such call.
+    pub(super) fn deliver(&self, id: u64, answer: Result<Answer, Status>) {
         let mut slots = self.lock();
         let is_receiver = slots.receiver == Receiver::Call(id);
         let Some(slot) = slots.get_mut(id) else {
-            return false;
+            return;
         };
         match &mut slot.state {
             SlotState::Waiting(waker) => {
@@ -217,7 +217,6 @@ impl SlotTable {
             }
             SlotState::Answered(_) | SlotState::Free => {}
         }
-        is_receiver
     }
 
     /// Ends the session: calls that wait get this status, and later ones no slot.

@@ -174,8 +174,8 @@ impl RequestTable {
         tokio::spawn(async move { guard.send(message, data).await });
     }
 
-    /// Starts the send of an answer. Returns the answer if it is long, or has to wait for a transmit
-    /// credit: it stays in the table until it is sent.
+    /// Starts the send of an answer. Returns the answer if it is long, or has to wait for a
+    /// transmit credit: it stays in the table until it is sent.
     fn try_answer(
         &self,
         client: FiAddr,
