@@ -307,3 +307,54 @@ fn decode(bytes: &mut Bytes) -> Option<(String, Metadata)> {
     }
     Some((message, metadata))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_keep_their_parts() {
+        for kind in [
+            MessageKind::Request,
+            MessageKind::Response,
+            MessageKind::Cancel,
+        ] {
+            for flags in [0, HAS_PREFIX, HAS_TRAILER, HAS_TRAILER | TRAILER_IS_USED] {
+                for id in [0, 1, (1 << ID_BITS) - 1] {
+                    let tag = CallTag { kind, flags, id };
+                    assert_eq!(CallTag::from_bits(tag.to_bits()), Some(tag));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tags_with_unknown_kinds_or_flags_are_refused() {
+        let bits = |kind: u64, flags: u8| (kind << 60) | (u64::from(flags) << ID_BITS);
+        for kind in (0..16).filter(|kind| !(1..=3).contains(kind)) {
+            assert_eq!(CallTag::from_bits(bits(kind, 0)), None);
+        }
+        let bad = [HAS_PREFIX | HAS_TRAILER, TRAILER_IS_USED, 5, 7, 8, 15];
+        for flags in bad {
+            assert_eq!(CallTag::from_bits(bits(1, flags)), None);
+        }
+    }
+
+    #[test]
+    fn metadata_are_decoded_as_encoded() {
+        let mut metadata = Metadata::new();
+        metadata.push("key", "value");
+        metadata.push("", vec![7; 300]);
+        for message in ["", "the message"] {
+            let mut encoded = BytesMut::new();
+            encode(message, &metadata, &mut encoded);
+            assert_eq!(encoded.len(), encoded_len(message, &metadata));
+            let whole = encoded.freeze();
+            let decoded = decode(&mut whole.clone());
+            assert_eq!(decoded, Some((message.to_owned(), metadata.clone())));
+            for len in 0..whole.len() {
+                assert_eq!(decode(&mut whole.slice(..len)), None, "cut at {len}");
+            }
+        }
+    }
+}

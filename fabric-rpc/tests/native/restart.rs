@@ -9,23 +9,36 @@ use std::time::Duration;
 
 use fabric_rpc::native::{Client, Code, ReconnectPolicy, Request, Server};
 
-use crate::service::{ECHO, Probe, WAIT, check_echo, handle};
+use crate::service::{ECHO, Probe, TestServer, WAIT, check_echo, handle, take};
 
 /// What a server prints when it listens.
 const LISTENS: &str = "the server listens";
 
-/// A server process, which is killed with the test.
-struct ServerProcess(Child);
+/// The role of a client process: this, and the name of its server.
+const CLIENT: &str = "client of ";
 
-impl ServerProcess {
-    /// Starts a server at this address, and waits until it listens.
-    fn start(address: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("path of the test program"))
+/// A server or client process, which is killed with the test.
+struct PeerProcess(Child);
+
+impl PeerProcess {
+    /// Starts a process with a role.
+    fn spawn(role: &str) -> Child {
+        Command::new(std::env::current_exe().expect("path of the test program"))
             .args(["--exact", "server_entry_point", "--nocapture"])
-            .env("FABRIC_ROLE", address)
+            .env("FABRIC_ROLE", role)
             .stdout(Stdio::piped())
             .spawn()
-            .expect("start the test program");
+            .expect("start the test program")
+    }
+
+    /// Starts a client that waits for an answer of the server with this name.
+    fn start_client(name: &str) -> Self {
+        Self(Self::spawn(&format!("{CLIENT}{name}")))
+    }
+
+    /// Starts a server at this address, and waits until it listens.
+    fn start(address: &str) -> Self {
+        let mut child = Self::spawn(address);
         let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
         let listens = stdout
             .lines()
@@ -40,20 +53,25 @@ impl ServerProcess {
     }
 }
 
-impl Drop for ServerProcess {
+impl Drop for PeerProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Serves, if this process was started for that.
+/// Serves or calls, if this process was started for that.
 pub(crate) fn run_role() {
     let Ok(address) = std::env::var("FABRIC_ROLE") else {
         return;
     };
     let runtime = tokio::runtime::Runtime::new().expect("build a runtime");
     runtime.block_on(async {
+        if let Some(name) = address.strip_prefix(CLIENT) {
+            let client = Client::connect(name).await.expect("connect");
+            let answer = client.call(Request::new(WAIT, "")).await;
+            panic!("the call ended: {answer:?}");
+        }
         let server = Server::bind(address).await.expect("bind");
         println!("{LISTENS}");
         std::io::stdout().flush().expect("a pipe");
@@ -104,7 +122,7 @@ async fn call_forever(client: Client, counts: Arc<Counts>) {
 
 async fn survive_restarts(address: &str, restarts: usize) {
     const CALLERS: u64 = 8;
-    let mut server = ServerProcess::start(address);
+    let mut server = PeerProcess::start(address);
     let policy = ReconnectPolicy {
         max: Duration::from_millis(50),
         ..ReconnectPolicy::default()
@@ -148,7 +166,7 @@ async fn survive_restarts(address: &str, restarts: usize) {
             "{status}"
         );
         answers = counts.answers.load(Ordering::Relaxed);
-        server = tokio::task::block_in_place(|| ServerProcess::start(address));
+        server = tokio::task::block_in_place(|| PeerProcess::start(address));
         check_echo_until_answered(&client).await;
     }
     for caller in callers {
@@ -182,6 +200,21 @@ async fn check_echo_until_answered(client: &Client) {
             ),
         }
     }
+}
+
+#[test]
+fn killed_client_drops_its_handler() {
+    crate::run(async |address| {
+        let server = TestServer::start(address).await;
+        let client = server.client().await;
+        for _ in 0..3 {
+            let mut process = PeerProcess::start_client(&server.name);
+            take(&server.probe.waiting).await;
+            process.kill();
+            take(&server.probe.dropped).await;
+            check_echo(&client).await;
+        }
+    });
 }
 
 fn run_restarts(address: &str) {
