@@ -4,7 +4,8 @@
 //! `-- --provider tcp` over TCP
 //!
 //! The program starts itself a second time as the client, which measures the native calls first and
-//! then those of tonic, because the native server spins.
+//! then those of tonic, because over shared memory the native server spins. So each process has a
+//! core of its own.
 
 #[allow(dead_code)] // not every example uses all of it
 mod common;
@@ -20,6 +21,7 @@ use fabric_rpc::native::{Client, Request, Response, Server};
 use futures_util::future::try_join_all;
 use futures_util::stream;
 use hyper_util::rt::TokioIo;
+use rustix::thread::CpuSet;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Notify;
 
@@ -43,8 +45,23 @@ async fn main() -> Result<()> {
     }
 }
 
-fn wait_policy(address: &str) -> WaitPolicy {
-    if address.contains("shm") {
+/// Takes the first or the last core that this process may use. Returns whether there is another one
+/// for the peer.
+fn take_core(is_first: bool) -> Result<bool> {
+    let allowed = rustix::thread::sched_getaffinity(None)?;
+    let mut cores = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
+    let (first, last) = (cores.next(), cores.next_back());
+    let Some(core) = (if is_first { first } else { last }) else {
+        return Ok(false);
+    };
+    let mut own = CpuSet::new();
+    own.set(core);
+    rustix::thread::sched_setaffinity(None, &own)?;
+    Ok(last.is_some())
+}
+
+fn wait_policy(address: &str, has_core: bool) -> WaitPolicy {
+    if address.contains("shm") && has_core {
         WaitPolicy::Spin
     } else {
         WaitPolicy::Adaptive
@@ -52,11 +69,15 @@ fn wait_policy(address: &str) -> WaitPolicy {
 }
 
 async fn serve(provider: &str) -> Result<()> {
-    let options = Endpoint::options().wait_policy(wait_policy(provider));
-    let server = Server::builder().endpoint_options(options);
-    let server = server.bind(format!("{provider}://")).await?;
+    // The client inherits the cores of this process.
     let socket = Socket::bind(provider).await?;
+    let server_name = format!("{provider}://");
+    let has_core = std::thread::available_parallelism()?.get() > 1;
+    let options = Endpoint::options().wait_policy(wait_policy(provider, has_core));
+    let server = Server::builder().endpoint_options(options);
+    let server = server.bind(server_name).await?;
     let mut client = common::start_client(&server.name().to_string(), &socket.address())?;
+    take_core(true)?;
 
     let stop = std::sync::Arc::new(Notify::new());
     let on_stop = stop.clone();
@@ -116,7 +137,8 @@ async fn serve(provider: &str) -> Result<()> {
 }
 
 async fn run_client(fabric: &str, socket: &str) -> Result<()> {
-    let options = Endpoint::options().wait_policy(wait_policy(fabric));
+    let has_core = take_core(false)?;
+    let options = Endpoint::options().wait_policy(wait_policy(fabric, has_core));
     let client = Client::builder(fabric).endpoint_options(options);
     let client = client.connect().await?;
     let payload = bytes::Bytes::from(vec![7; SMALL]);
