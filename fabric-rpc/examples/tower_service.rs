@@ -117,9 +117,7 @@ async fn main() -> Result<()> {
     drop(stop);
     serving.await??;
     // A request that is sent before the client has noticed the end is not safe to retry.
-    while client.endpoint_stats().is_some() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    tokio::time::sleep(Duration::from_millis(50)).await;
     let mut service = service;
     let call = service.ready().await?.call(Request::new(DOUBLE, "again"));
     let call = tokio::spawn(call);

@@ -223,7 +223,8 @@
 //! whether the server has certainly not started the request: it was not sent, or the server has
 //! refused it. Later calls wait for a server of the same name within their time, while the client
 //! connects with growing pauses (`ReconnectPolicy`). An idle client notices the end of its server
-//! when its runtime runs; a request that is sent before that is not safe to retry.
+//! with the next call, if its runtime has run meanwhile; a request that is sent before the client
+//! has noticed the end is not safe to retry.
 //!
 //! **Handlers** are polled once where the request was received, and become a task if they are not
 //! ready. A handler that panics answers with `Internal`, unless panics abort the process.

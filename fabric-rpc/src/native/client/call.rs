@@ -1,6 +1,6 @@
 //! The future of a call.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tracing::Span;
 use super::super::wire::{OutgoingMessage, request_data};
 use super::super::{Code, Request, Response, Status};
 use super::ClientShared;
-use super::session::PendingCall;
+use super::session::{PendingCall, Session};
 
 /// The future of [`Client::call`](super::Client::call) as a service of tower.
 ///
@@ -80,6 +80,7 @@ impl ResponseFuture {
         &mut self,
         request: Request,
         credit: OwnedSemaphorePermit,
+        cx: &mut Context<'_>,
     ) -> Result<CallState, Status> {
         let Request {
             method,
@@ -98,18 +99,9 @@ impl ResponseFuture {
             credit,
         };
         if let Some(session) = self.client.session() {
-            match session.open_call(encoded.credit) {
-                Err(credit) => encoded.credit = credit,
-                Ok(call) => match send(call, encoded.message, method, self.deadline)? {
-                    Ok(call) => return Ok(CallState::Sent(call)),
-                    Err((message, credit)) => {
-                        encoded = Encoded {
-                            method,
-                            message,
-                            credit,
-                        };
-                    }
-                },
+            match encoded.send(&session, self.deadline, cx)? {
+                Ok(call) => return Ok(CallState::Sent(call)),
+                Err(unsent) => encoded = unsent,
             }
         }
         let starting = start_when_possible(self.client.clone(), encoded, self.deadline);
@@ -117,23 +109,41 @@ impl ResponseFuture {
     }
 }
 
-/// Starts the send of a request. Returns the message and the credit if the request was not sent and
-/// can be sent later.
-#[allow(clippy::type_complexity)]
-fn send(
-    call: PendingCall,
-    message: OutgoingMessage,
-    method: u32,
-    deadline: Option<Instant>,
-) -> Result<Result<PendingCall, (OutgoingMessage, OwnedSemaphorePermit)>, Status> {
-    match call.start(message, request_data(method, deadline)) {
-        Ok(call) => Ok(Ok(call)),
-        Err((error, message, Some(credit)))
-            if error.is_peer_unavailable() || matches!(error, Error::WouldBlock(_)) =>
-        {
-            Ok(Err((message, credit)))
+impl Encoded {
+    /// Starts the send of the request. Returns the request if it was not sent and can be sent
+    /// later.
+    fn send(
+        self,
+        session: &Arc<Session>,
+        deadline: Option<Instant>,
+        cx: &mut Context<'_>,
+    ) -> Result<Result<PendingCall, Self>, Status> {
+        let Self {
+            method,
+            message,
+            credit,
+        } = self;
+        let unsent = |message, credit: Option<OwnedSemaphorePermit>| {
+            let credit = credit.ok_or_else(|| Status::new(Code::Internal, "a lost credit"))?;
+            Ok(Err(Self {
+                method,
+                message,
+                credit,
+            }))
+        };
+        let call = match session.open_call(credit, cx) {
+            Ok(call) => call,
+            Err(credit) => return unsent(message, credit),
+        };
+        match call.start(message, request_data(method, deadline)) {
+            Ok(call) => Ok(Ok(call)),
+            Err((error, message, credit))
+                if error.is_peer_unavailable() || matches!(error, Error::WouldBlock(_)) =>
+            {
+                unsent(message, credit)
+            }
+            Err((error, ..)) => Err(Status::from_refused_send("request", &error)),
         }
-        Err((error, ..)) => Err(Status::from_refused_send("request", &error)),
     }
 }
 
@@ -146,26 +156,15 @@ async fn start_when_possible(
     loop {
         let session = client.wait_for_session().await?;
         PendingCall::wait_for_transmit_credit(&session).await;
-        let Encoded {
-            method,
-            message,
-            credit,
-        } = encoded;
-        encoded = match session.open_call(credit) {
-            Err(credit) => Encoded {
-                method,
-                message,
-                credit,
-            },
-            Ok(call) => match send(call, message, method, deadline)? {
-                Ok(call) => return Ok(call),
-                Err((message, credit)) => Encoded {
-                    method,
-                    message,
-                    credit,
-                },
-            },
-        };
+        let mut request = Some(encoded);
+        let sent = poll_fn(|cx| {
+            let request = request.take().expect("polled once");
+            Poll::Ready(request.send(&session, deadline, cx))
+        });
+        match sent.await? {
+            Ok(call) => return Ok(call),
+            Err(unsent) => encoded = unsent,
+        }
         tokio::task::yield_now().await;
     }
 }
@@ -190,7 +189,7 @@ impl Future for ResponseFuture {
                 },
                 CallState::New(..) | CallState::Failed(_) => {
                     match mem::replace(&mut this.state, CallState::Resolved) {
-                        CallState::New(request, credit) => match this.start(request, credit) {
+                        CallState::New(request, credit) => match this.start(request, credit, cx) {
                             Ok(state) => {
                                 this.state = state;
                                 continue;

@@ -7,14 +7,13 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use fabric_async::stats::EndpointStats;
 use fabric_async::{
     BindOptions, Endpoint, Error, EventKind, EventQueue, FiAddr, LoanedBuf, Scheme,
 };
-use futures_core::Stream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
@@ -31,25 +30,8 @@ pub(super) struct Session {
     server: FiAddr,
     slots: Arc<SlotTable>,
     receive: Mutex<ReceiveState>,
-    events_came: Arc<EventSignal>,
     reader: OnceLock<AbortHandle>,
     max_body_len: usize,
-}
-
-/// Wakes the reader task when an event has come.
-#[derive(Default)]
-struct EventSignal {
-    is_raised: AtomicBool,
-    reader: OnceLock<Waker>,
-}
-
-impl Wake for EventSignal {
-    fn wake(self: Arc<Self>) {
-        self.is_raised.store(true, Ordering::SeqCst);
-        if let Some(reader) = self.reader.get() {
-            reader.wake_by_ref();
-        }
-    }
 }
 
 /// What the task that receives answers polls.
@@ -97,7 +79,6 @@ impl Session {
                 has_received,
                 events,
             }),
-            events_came: Arc::default(),
             reader: OnceLock::new(),
             max_body_len,
         });
@@ -131,8 +112,16 @@ impl Session {
     pub(super) fn open_call(
         self: &Arc<Self>,
         credit: OwnedSemaphorePermit,
-    ) -> Result<PendingCall, OwnedSemaphorePermit> {
-        let id = self.slots.open(credit)?;
+        cx: &mut Context<'_>,
+    ) -> Result<PendingCall, Option<OwnedSemaphorePermit>> {
+        let (id, was_idle) = self.slots.open(credit).map_err(Some)?;
+        // No task has read the events of an idle session.
+        if was_idle && let Ok(mut receive) = self.receive.try_lock() {
+            self.read_events(&mut receive, cx);
+            if self.slots.has_ended() {
+                return Err(self.slots.close_unsent(id));
+            }
+        }
         Ok(PendingCall {
             session: self.clone(),
             id,
@@ -148,11 +137,6 @@ impl Session {
 
     /// Receives answers for as long as other tasks do not, and slots wait.
     fn poll_reader(&self, cx: &mut Context<'_>) -> Poll<()> {
-        // The waker of a task stays the same.
-        let is_first = self.events_came.reader.set(cx.waker().clone()).is_ok();
-        if is_first || self.events_came.is_raised.load(Ordering::SeqCst) {
-            self.watch_events(cx);
-        }
         match self.slots.poll_reader(cx) {
             ReaderTurn::End => return Poll::Ready(()),
             ReaderTurn::Wait => return Poll::Pending,
@@ -185,22 +169,6 @@ impl Session {
             return false;
         }
         receive.has_received.load(Ordering::Relaxed)
-    }
-
-    /// Reads events, and has the next one wake the reader task, so that an idle client notices that
-    /// its server has left.
-    fn watch_events(&self, cx: &mut Context<'_>) {
-        let receive = self.receive.lock();
-        let mut receive = receive.unwrap_or_else(PoisonError::into_inner);
-        let waker = Waker::from(self.events_came.clone());
-        let mut events_cx = Context::from_waker(&waker);
-        while let Poll::Ready(Some(event)) = Pin::new(&mut receive.events).poll_next(&mut events_cx)
-        {
-            self.on_event(&mut receive, event.kind, cx);
-        }
-        // A poll that is not ready wakes its own task under the policy `Spin`.
-        self.events_came.is_raised.store(false, Ordering::SeqCst);
-        self.read_events(&mut receive, cx);
     }
 
     /// Ends the session if an event tells that the server has left. The receive of answers, which

@@ -90,11 +90,14 @@ impl SlotTable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a slot for a call, and returns its id.
+    /// Takes a slot for a call, and returns its id, and whether no other slot waits for an answer.
     ///
     /// # Errors
     /// The credit, if the session has ended.
-    pub(super) fn open(&self, credit: OwnedSemaphorePermit) -> Result<u64, OwnedSemaphorePermit> {
+    pub(super) fn open(
+        &self,
+        credit: OwnedSemaphorePermit,
+    ) -> Result<(u64, bool), OwnedSemaphorePermit> {
         let mut slots = self.lock();
         if slots.ended.is_some() {
             return Err(credit);
@@ -112,7 +115,8 @@ impl SlotTable {
         let slot = &mut slots.entries[index];
         slot.state = SlotState::Waiting(None);
         slot.credit = Some(credit);
-        Ok(slot.id)
+        let id = slot.id;
+        Ok((id, slots.unanswered == 1))
     }
 
     /// Frees the slot of a call whose request was not sent, and returns the credit.
