@@ -45,38 +45,38 @@ async fn main() -> Result<()> {
     }
 }
 
-/// Takes the first or the last core that this process may use. Returns whether there is another one
-/// for the peer.
-fn take_core(is_first: bool) -> Result<bool> {
+/// Takes the first or the last core that this process may use. Called after the first domain is
+/// open, because a process with one core does not spin.
+fn take_core(is_first: bool) -> Result<()> {
     let allowed = rustix::thread::sched_getaffinity(None)?;
     let mut cores = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
-    let (first, last) = (cores.next(), cores.next_back());
-    let Some(core) = (if is_first { first } else { last }) else {
-        return Ok(false);
+    let core = if is_first {
+        cores.next()
+    } else {
+        cores.next_back()
     };
     let mut own = CpuSet::new();
-    own.set(core);
-    rustix::thread::sched_setaffinity(None, &own)?;
-    Ok(last.is_some())
+    own.set(core.expect("a core"));
+    Ok(rustix::thread::sched_setaffinity(None, &own)?)
 }
 
-fn wait_policy(address: &str, has_core: bool) -> WaitPolicy {
-    if address.contains("shm") && has_core {
+fn wait_policy(address: &str) -> Result<WaitPolicy> {
+    let cores = std::thread::available_parallelism()?.get();
+    Ok(if address.contains("shm") && cores > 1 {
         WaitPolicy::Spin
     } else {
         WaitPolicy::Adaptive
-    }
+    })
 }
 
 async fn serve(provider: &str) -> Result<()> {
-    // The client inherits the cores of this process.
     let socket = Socket::bind(provider).await?;
     let server_name = format!("{provider}://");
-    let has_core = std::thread::available_parallelism()?.get() > 1;
-    let options = Endpoint::options().wait_policy(wait_policy(provider, has_core));
+    let options = Endpoint::options().wait_policy(wait_policy(provider)?);
     let server = Server::builder().endpoint_options(options);
     let server = server.bind(server_name).await?;
     let mut client = common::start_client(&server.name().to_string(), &socket.address())?;
+    // The client has inherited all cores.
     take_core(true)?;
 
     let stop = std::sync::Arc::new(Notify::new());
@@ -137,10 +137,10 @@ async fn serve(provider: &str) -> Result<()> {
 }
 
 async fn run_client(fabric: &str, socket: &str) -> Result<()> {
-    let has_core = take_core(false)?;
-    let options = Endpoint::options().wait_policy(wait_policy(fabric, has_core));
+    let options = Endpoint::options().wait_policy(wait_policy(fabric)?);
     let client = Client::builder(fabric).endpoint_options(options);
     let client = client.connect().await?;
+    take_core(false)?;
     let payload = bytes::Bytes::from(vec![7; SMALL]);
     let reply = client.call(Request::new(ECHO, payload.clone())).await?;
     assert_eq!(reply.body.into_bytes(), payload, "the echo differs");

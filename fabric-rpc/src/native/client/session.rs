@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fabric_async::stats::EndpointStats;
@@ -42,7 +43,14 @@ struct ReceiveState {
     /// Whether the last poll ended with a message.
     has_received: Arc<AtomicBool>,
     events: EventQueue,
+    /// Whether the events were read since the receive was posted. Reading them makes a system call.
+    has_read_events: bool,
+    /// When a call last found the session idle.
+    last_idle: Instant,
 }
+
+/// A session that was idle for less is not checked before a call.
+const IDLE_CHECK: Duration = Duration::from_millis(1);
 
 /// An answer as it was received.
 #[derive(Debug)]
@@ -78,6 +86,8 @@ impl Session {
                 answers: Box::pin(answers),
                 has_received,
                 events,
+                has_read_events: false,
+                last_idle: Instant::now(),
             }),
             reader: OnceLock::new(),
             max_body_len,
@@ -117,7 +127,14 @@ impl Session {
         let (id, was_idle) = self.slots.open(credit).map_err(Some)?;
         // No task has read the events of an idle session.
         if was_idle && let Ok(mut receive) = self.receive.try_lock() {
-            self.read_events(&mut receive, cx);
+            let now = Instant::now();
+            let idle_since = std::mem::replace(&mut receive.last_idle, now);
+            if now.duration_since(idle_since) >= IDLE_CHECK {
+                receive.has_read_events = false;
+                self.read_events(&mut receive, cx);
+            }
+            // The receive for this call is not posted yet.
+            receive.has_read_events = false;
             if self.slots.has_ended() {
                 return Err(self.slots.close_unsent(id));
             }
@@ -168,13 +185,20 @@ impl Session {
             self.end(&error);
             return false;
         }
-        receive.has_received.load(Ordering::Relaxed)
+        let has_received = receive.has_received.load(Ordering::Relaxed);
+        if has_received {
+            receive.has_read_events = false;
+        }
+        has_received
     }
 
     /// Ends the session if an event tells that the server has left. The receive of answers, which
     /// is directed at the server, fails if the server leaves while it is posted; the events tell
     /// when the server has left before.
     fn read_events(&self, receive: &mut ReceiveState, cx: &mut Context<'_>) {
+        if std::mem::replace(&mut receive.has_read_events, true) {
+            return;
+        }
         while let Some(event) = receive.events.try_read() {
             self.on_event(receive, event.kind, cx);
         }
