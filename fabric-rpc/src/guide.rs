@@ -168,8 +168,9 @@
 //!         SUM => {
 //!             let mut sum = 0;
 //!             let argument = request.body.as_loaned().expect("a body without metadata");
-//!             let add = |chunk: &[u8]| sum += chunk.iter().map(|byte| u64::from(*byte)).sum::<u64>();
-//!             argument.for_each_chunk(add);
+//!             argument.for_each_chunk(|chunk| {
+//!                 sum += chunk.iter().map(|byte| u64::from(*byte)).sum::<u64>();
+//!             });
 //!             Ok(Response::new(sum.to_le_bytes().to_vec()))
 //!         }
 //!         _ => Err(Status::new(Code::Unimplemented, "no such method")),
