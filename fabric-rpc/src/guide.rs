@@ -1,7 +1,7 @@
 //! Guide: services over the fabric.
 //!
 //! After this chapter you can move a service of tonic, hyper, axum or tarpc from a socket to shared
-//! memory or to the fabric's TCP, and back.
+//! memory or to the fabric's TCP, and back, and write one with native calls.
 //!
 //! The fabric takes the place of the socket, and nothing else: the protocols, the generated code,
 //! the layers of tower and the timeouts stay. [`FabricIncoming`] accepts, and `FabricConnector`
@@ -146,6 +146,93 @@
 //! module has an example. A call that the client drops, or whose deadline has passed, is dropped by
 //! the server.
 //!
+//! # Native calls
+//!
+//! The frameworks send byte streams. The module `native` (feature `native`) sends a request and a
+//! response as one message of the fabric each, for services that want its speed and need no schema:
+//! bytes go in and bytes come out. Client and handler are services of tower, so its layers apply to
+//! both; the example `tower_service` shows a timeout, a limit and retries.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! use std::time::Duration;
+//! use fabric_rpc::native::{Client, Code, Request, Response, Server, Status};
+//!
+//! const UPPERCASE: u32 = 1;
+//! const SUM: u32 = 2;
+//!
+//! async fn handle(request: Request) -> Result<Response, Status> {
+//!     match request.method {
+//!         UPPERCASE => Ok(Response::new(request.body.into_bytes().to_ascii_uppercase())),
+//!         SUM => {
+//!             let mut sum = 0;
+//!             let argument = request.body.as_loaned().expect("a body without metadata");
+//!             argument.for_each_chunk(|chunk| {
+//!                 sum += chunk.iter().map(|byte| u64::from(*byte)).sum::<u64>();
+//!             });
+//!             Ok(Response::new(sum.to_le_bytes().to_vec()))
+//!         }
+//!         _ => Err(Status::new(Code::Unimplemented, "no such method")),
+//!     }
+//! }
+//!
+//! let server = Server::bind("shm://").await?;
+//! let name = server.name().clone();
+//! let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+//! let service = tower::service_fn(handle);
+//! let serving = tokio::spawn(server.serve_with_shutdown(service, async { drop(stopped.await) }));
+//!
+//! let client = Client::builder(&name).default_timeout(Some(Duration::from_secs(5)));
+//! let client = client.connect().await?;
+//! let response = client.call(Request::new(UPPERCASE, "hello")).await?;
+//! assert_eq!(response.body.into_bytes(), "HELLO");
+//!
+//! let mut argument = client.lend(1 << 20).await?;      // the server reads it in place
+//! argument.fill(1);
+//! let response = client.call(Request::new(SUM, argument)).await?;
+//! assert_eq!(response.body.into_bytes(), (1_u64 << 20).to_le_bytes()[..]);
+//!
+//! let failed = client.call(Request::new(3, "")).await.unwrap_err();
+//! assert_eq!(failed.code(), Code::Unimplemented);
+//! drop(stop);
+//! serving.await??;
+//! # Ok(()) }
+//! ```
+//!
+//! **Messages.** A request has a method, metadata and a body; a response metadata and a body, or a
+//! status with a code, a text and metadata. The tag of a message has the id of its call, and its
+//! completion data the method and the time that is left, or the code.
+//!
+//! **Lent bodies.** `Client::lend` and `Lender::lend` allocate memory that the peer reads in place
+//! over `shm`; over `tcp` the bytes are copied. A handler that answers with the body it received
+//! passes the memory on. See [loans](fabric_async::guide::memory#loans) for limits, and for why
+//! safe code cannot borrow the bytes.
+//!
+//! **Credits.** A client has 256 calls under way, or `max_in_flight`; more wait. `poll_ready`
+//! reserves a credit for `call`. The server refuses requests beyond its limits, for each client and
+//! in total, with `ResourceExhausted`.
+//!
+//! **Deadlines and cancellation.** A call carries the time that is left. When it is over, the
+//! client returns `DeadlineExceeded`, and the server drops the handler. When a call is dropped, the
+//! client tells the server, which drops the handler too. Late answers are received and discarded:
+//! they do not use the budget for [unexpected
+//! messages](fabric_async::guide::memory#unexpected-messages). Their calls keep their credits until
+//! then, or until the server leaves.
+//!
+//! **A server that leaves.** Calls under way end with `Unavailable`. `Status::is_retry_safe` tells
+//! whether the server has certainly not started the request: it was not sent, or the server has
+//! refused it. Later calls wait for a server of the same name within their time, while the client
+//! connects with growing pauses (`ReconnectPolicy`). An idle client notices the end of its server
+//! with the next call, if its runtime has run meanwhile; a request that is sent before the client
+//! has noticed the end is not safe to retry.
+//!
+//! **Handlers** are polled once where the request was received, and become a task if they are not
+//! ready. A handler that panics answers with `Internal`, unless panics abort the process.
+//!
+//! **Tracing.** The target `fabric_rpc::native` has a span of level debug for each client, server,
+//! call and request.
+//!
 //! # Shutdown
 //!
 //! When a server stops accepting, it drops its [`FabricIncoming`]: clients that wait are rejected,
@@ -163,8 +250,8 @@
 //! over a Unix socket; without, they were slower. Over `tcp` they took 1.5 times as long as over
 //! TCP. The figures are in `docs/performance.md`. [`FabricIncoming::bind_with`] and
 //! `FabricConnector::with_options` take other options. The examples `tonic_echo`, `axum_hello` and
-//! `tarpc_service` measure the fabric beside the socket it replaces: measure on your machine before
-//! you move a service.
+//! `tarpc_service` measure the fabric beside the socket it replaces, and `rpc_native` native calls
+//! beside tonic over that socket: measure on your machine before you move a service.
 
 #[cfg(doc)]
 #[allow(unused_imports)]

@@ -14,6 +14,9 @@
 //! | `axum` (0.8) | [`FabricIncoming`] for `axum::serve` | that of `hyper` |
 //! | `tarpc` (0.38) | `tarpc::listen` | `tarpc::connect` |
 //!
+//! The feature `native` adds the module `native`: calls that are messages of the fabric, without a
+//! framework, for services of tower.
+//!
 //! No feature is on by default. [`guide`] shows each framework, and what changes for a service that
 //! moves from sockets.
 
@@ -22,6 +25,8 @@ mod connector;
 pub mod guide;
 mod incoming;
 mod io;
+#[cfg(feature = "native")]
+pub mod native;
 #[cfg(feature = "tarpc")]
 pub mod tarpc;
 

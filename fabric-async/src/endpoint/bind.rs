@@ -46,7 +46,7 @@ pub struct BindOptions<M: ThreadModel = Shared> {
     pub(crate) config: DomainConfig,
     protocol: Option<Protocol>,
     pub(crate) context: u64,
-    /// The longest message of a connected endpoint; `None` for the limit of the provider.
+    /// The longest message of the endpoint; `None` for the limit of the provider.
     max_msg_size: Option<usize>,
     driver: DriverKind,
     model: PhantomData<M>,
@@ -217,9 +217,8 @@ impl<M: ThreadModel> BindOptions<M> {
         self
     }
 
-    /// Sets the length in bytes of the longest message of a connected endpoint (`max_msg_size`), if
-    /// it is below the limit of the provider; for [`listen`](Self::listen) and
-    /// [`connect`](Self::connect).
+    /// Sets the length in bytes of the longest message of the endpoint, or of connected endpoints
+    /// (`max_msg_size`), if it is below the limit of the provider.
     ///
     /// A longer send fails with [`Error::TooLong`](crate::Error::TooLong). A longer message from
     /// the peer is truncated, so receives use no more memory than this.
@@ -306,12 +305,13 @@ impl<M: ThreadModel> BindOptions<M> {
         let messages = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
         let datagrams = Caps::MSG | Caps::SOURCE | Caps::MULTICAST;
         // The first of these sets of capabilities that the provider offers.
-        let info = discover_rdm(messages | Caps::RMA | Caps::ATOMIC)
+        let mut info = discover_rdm(messages | Caps::RMA | Caps::ATOMIC)
             .or_else(|_| discover_rdm(messages))
             .or_else(|refused| {
                 discover(&hints.clone().ep_type(EpType::Dgram).caps(datagrams)).map_err(|_| refused)
             })?
             .swap_remove(0);
+        self.limit_messages(&mut info);
         let domain = self.open_domain(&info)?;
         let (completions, events) = open_queues(&domain)?;
         domain.bind_eq(&events)?;
@@ -332,9 +332,14 @@ impl<M: ThreadModel> BindOptions<M> {
     pub(crate) fn open_msg_domain(&self, scheme: Scheme) -> Result<Domain<M>> {
         let hints = self.hints(scheme).ep_type(EpType::Msg);
         let mut info = discover(&hints)?.swap_remove(0);
+        self.limit_messages(&mut info);
+        self.open_domain(&info)
+    }
+
+    /// Applies [`max_msg_size`](Self::max_msg_size).
+    fn limit_messages(&self, info: &mut Info) {
         let limit = self.max_msg_size.unwrap_or(usize::MAX);
         info.ep.max_msg_size = info.ep.max_msg_size.min(limit);
-        self.open_domain(&info)
     }
 
     /// Returns the hints for an endpoint with an address of this scheme.

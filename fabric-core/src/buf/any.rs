@@ -102,7 +102,7 @@ impl AnyBuf {
             Self::String(buf) => buf.as_bytes(),
             Self::Pooled(buf) => buf,
             Self::Loan(buf) => buf,
-            Self::Loaned(buf) => buf.copied_bytes(),
+            Self::Loaned(buf) => buf.as_copied().unwrap_or_default(),
             Self::Device(buf) => buf.bytes(),
             Self::Custom(buf) => buf.bytes(),
         }
@@ -335,7 +335,7 @@ impl AnyBuf {
             Self::Vec(buf) => buf.truncate(len),
             Self::BytesMut(buf) => buf.truncate(len),
             Self::Pooled(buf) => buf.vec_mut().truncate(len),
-            Self::Loaned(buf) => buf.finish(len),
+            Self::Loaned(buf) => buf.truncate(len),
             Self::Scatter(parts) => parts.finish(len),
             Self::Custom(buf) => {
                 catch_user_panic(|| {

@@ -11,6 +11,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::{AnyBuf, CopySource, IoBuf, IoBufMut, LoanedPayload, Payload, PooledBuf};
 use super::{payload::copy_in_chunks, sealed};
 use crate::error::Result;
@@ -149,6 +151,32 @@ impl LoanedBuf {
         self.payload().to_vec()
     }
 
+    /// Shortens the message to at most `len` bytes. A message in its sender's memory stays there.
+    pub fn truncate(&mut self, len: usize) {
+        match &mut self.0 {
+            LoanedStorage::Copied { buf, .. } => buf.truncate(len),
+            LoanedStorage::InPlace { len: current, .. } => *current = len.min(*current),
+        }
+    }
+
+    /// Returns the bytes, unless they are in the sender's memory.
+    #[must_use]
+    pub fn as_copied(&self) -> Option<&[u8]> {
+        match &self.0 {
+            LoanedStorage::Copied { buf, .. } => Some(buf),
+            LoanedStorage::InPlace { .. } => None,
+        }
+    }
+
+    /// Converts the message to `Bytes`. Copies the bytes only if they are in the sender's memory.
+    #[must_use]
+    pub fn into_bytes(self) -> Bytes {
+        match self.0 {
+            LoanedStorage::Copied { buf, .. } => buf.into_bytes(),
+            LoanedStorage::InPlace { .. } => self.to_vec().into(),
+        }
+    }
+
     /// Calls `act` with the bytes of the message in order, in chunks of at most 4 KiB that were
     /// copied to the stack: for a checksum, a hash, a parser.
     pub fn for_each_chunk(&self, mut act: impl FnMut(&[u8])) {
@@ -231,22 +259,6 @@ impl LoanedBuf {
             LoanedStorage::InPlace { .. } => unreachable!("the loan was returned above"),
         }
     }
-
-    /// Returns the bytes, unless they are in the sender's memory.
-    pub(super) fn copied_bytes(&self) -> &[u8] {
-        match &self.0 {
-            LoanedStorage::Copied { buf, .. } => buf,
-            LoanedStorage::InPlace { .. } => &[],
-        }
-    }
-
-    /// Completes a message of `filled` bytes, as [`AnyBuf::finish`].
-    pub(super) fn finish(&mut self, filled: usize) {
-        match &mut self.0 {
-            LoanedStorage::Copied { buf, .. } => buf.truncate(filled),
-            LoanedStorage::InPlace { len, .. } => *len = filled.min(*len),
-        }
-    }
 }
 
 impl sealed::Sealed for LoanedBuf {}
@@ -302,5 +314,21 @@ impl fmt::Debug for LoanedBuf {
             "copied"
         };
         write!(f, "LoanedBuf({} bytes, {location})", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copied_messages_are_shortened_and_converted() {
+        let mut buf = LoanedBuf::empty();
+        buf.pooled_mut().extend_from_slice(b"hello, fabric");
+        buf.truncate(100);
+        assert_eq!(buf.as_copied(), Some(&b"hello, fabric"[..]));
+        buf.truncate(5);
+        assert_eq!((buf.len(), buf.as_copied()), (5, Some(&b"hello"[..])));
+        assert_eq!(buf.into_bytes(), "hello");
     }
 }

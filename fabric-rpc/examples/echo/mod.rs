@@ -3,6 +3,7 @@
 //     service Echo {
 //       rpc Unary(Message) returns (Message);
 //       rpc Download(DownloadRequest) returns (stream Message);
+//       rpc Measure(Message) returns (Length);
 //     }
 
 use std::convert::Infallible;
@@ -22,6 +23,7 @@ use tower::{Service, service_fn};
 
 const UNARY: &str = "/echo.Echo/Unary";
 const DOWNLOAD: &str = "/echo.Echo/Download";
+const MEASURE: &str = "/echo.Echo/Measure";
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Message {
@@ -35,6 +37,17 @@ pub(crate) struct DownloadRequest {
     pub(crate) messages: u32,
     #[prost(uint32, tag = "2")]
     pub(crate) len: u32,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Length {
+    #[prost(uint64, tag = "1")]
+    pub(crate) len: u64,
+}
+
+async fn measure(request: Request<Message>) -> Result<Response<Length>, Status> {
+    let len = request.into_inner().payload.len() as u64;
+    Ok(Response::new(Length { len }))
 }
 
 async fn unary(request: Request<Message>) -> Result<Response<Message>, Status> {
@@ -76,6 +89,10 @@ impl Service<http::Request<Body>> for EchoServer {
                     let mut grpc = tonic::server::Grpc::new(ProstCodec::default());
                     grpc.unary(service_fn(unary), request).await
                 }
+                MEASURE => {
+                    let mut grpc = tonic::server::Grpc::new(ProstCodec::default());
+                    grpc.unary(service_fn(measure), request).await
+                }
                 DOWNLOAD => {
                     let mut grpc = tonic::server::Grpc::new(ProstCodec::default());
                     grpc.server_streaming(service_fn(download), request).await
@@ -94,6 +111,7 @@ impl EchoClient {
         Self(tonic::client::Grpc::new(channel))
     }
 
+    #[allow(dead_code)] // not every example calls every method
     pub(crate) async fn unary(&mut self, message: Message) -> Result<Response<Message>, Status> {
         self.ready().await?;
         let path = PathAndQuery::from_static(UNARY);
@@ -102,6 +120,16 @@ impl EchoClient {
             .await
     }
 
+    #[allow(dead_code)] // not every example calls every method
+    pub(crate) async fn measure(&mut self, message: Message) -> Result<Response<Length>, Status> {
+        self.ready().await?;
+        let path = PathAndQuery::from_static(MEASURE);
+        self.0
+            .unary(Request::new(message), path, ProstCodec::default())
+            .await
+    }
+
+    #[allow(dead_code)] // not every example calls every method
     pub(crate) async fn download(
         &mut self,
         request: DownloadRequest,

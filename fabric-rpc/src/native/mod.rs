@@ -1,0 +1,28 @@
+//! Native calls: requests and responses as messages of the fabric, without a framework.
+//!
+//! See [the guide](crate::guide#native-calls). `Bytes` go in and `Bytes` come out: this module has
+//! no schema and no code generator. A [`Client`] and the handler of a [`Server`] are services of
+//! tower.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `message`, `body`, `status` | requests, responses, lent memory, reasons of failures |
+//! | `wire` | tags, completion data and metadata |
+//! | `client/` | credits, slots, sessions, reconnecting |
+//! | `server/` | limits, handlers, shutdown |
+
+mod body;
+mod client;
+mod message;
+mod server;
+mod status;
+mod wire;
+
+pub use body::{Body, Lender, LentBuf};
+pub use client::{Client, ClientBuilder, ReconnectPolicy, ResponseFuture};
+pub use message::{Metadata, Request, Response};
+pub use server::{Server, ServerBuilder};
+pub use status::{Code, Status};
+
+/// The length of the longest request and response by default.
+const DEFAULT_MAX_BODY_LEN: usize = 16 << 20;

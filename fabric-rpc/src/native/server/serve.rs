@@ -1,0 +1,267 @@
+//! The receive loop of a server.
+
+use std::future::{Future, IntoFuture, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use fabric_async::{Done, Error, EventKind, Failed, FiAddr, LoanedBuf, Transfer};
+use futures_core::Stream;
+use tokio::time::Instant;
+use tower_service::Service;
+use tracing::{Instrument, Span};
+
+use super::super::message::TimeLimit;
+use super::super::wire::{CallTag, IncomingMessage, MessageKind};
+use super::super::{Code, Request, Response, Status};
+use super::requests::RequestTable;
+use super::{Limits, Server, ends_serving};
+
+/// Messages that are received before events and the shutdown signal are polled again.
+const MESSAGES_PER_TURN: usize = 64;
+
+/// What the receive loop does with requests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    /// The shutdown has begun: requests are refused.
+    Draining,
+}
+
+/// What the receive loop waits for.
+#[allow(clippy::large_enum_variant)] // moved once for each message
+enum Next {
+    Received(Result<Done<LoanedBuf>, Failed<LoanedBuf>>),
+    Event(EventKind),
+    Signal,
+    Drained,
+}
+
+/// Drops the handlers and closes the endpoint when the receive loop ends.
+struct CloseOnDrop(Arc<RequestTable>);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel_clients(|_| true);
+        // Fails only if the endpoint is closed.
+        let _ = self.0.ep.clone().close();
+    }
+}
+
+struct ServeLoop<S> {
+    service: S,
+    table: Arc<RequestTable>,
+    limits: Limits,
+    span: Span,
+    phase: Phase,
+}
+
+/// Serves until the signal has resolved and no request is under way.
+pub(super) async fn run<S>(
+    server: Server,
+    service: S,
+    signal: impl Future<Output = ()>,
+) -> fabric_async::Result<()>
+where
+    S: Service<Request, Response = Response> + Clone + Send + 'static,
+    S::Error: Into<Status>,
+    S::Future: Send,
+{
+    let Server { ep, limits, span } = server;
+    let mut events = ep.take_events().ok_or(Error::Canceled)?;
+    let table = RequestTable::new(ep.clone(), limits);
+    let _close = CloseOnDrop(table.clone());
+    let mut serving = ServeLoop {
+        service,
+        table: table.clone(),
+        limits,
+        span,
+        phase: Phase::Serving,
+    };
+    let mut signal = pin!(signal);
+    let mut messages = 0_usize;
+    loop {
+        messages = messages.wrapping_add(1);
+        let mut receive = ep.recv_loan().tag_ignoring(0, u64::MAX).into_future();
+        // Under load, a message has always arrived.
+        let mut control_first = messages.is_multiple_of(MESSAGES_PER_TURN);
+        let received = loop {
+            let phase = serving.phase;
+            let mut poll_control = |cx: &mut Context<'_>| {
+                if let Poll::Ready(Some(event)) = Pin::new(&mut events).poll_next(cx) {
+                    return Poll::Ready(Next::Event(event.kind));
+                }
+                match phase {
+                    Phase::Serving => signal.as_mut().poll(cx).map(|()| Next::Signal),
+                    Phase::Draining => table.poll_drained(cx).map(|()| Next::Drained),
+                }
+            };
+            let next = poll_fn(|cx| {
+                if std::mem::take(&mut control_first)
+                    && let Poll::Ready(next) = poll_control(cx)
+                {
+                    return Poll::Ready(next);
+                }
+                match Pin::new(&mut receive).poll(cx) {
+                    Poll::Ready(received) => Poll::Ready(Next::Received(received)),
+                    Poll::Pending => poll_control(cx),
+                }
+            });
+            match next.await {
+                Next::Received(received) => break received,
+                Next::Event(event) => serving.on_event(event),
+                Next::Signal => serving.phase = Phase::Draining,
+                Next::Drained => {
+                    drop(receive);
+                    return ep.flush().await;
+                }
+            }
+        };
+        match received {
+            Ok(done) => serving.on_message(done.transfer, Ok(done.into_buf())),
+            Err(failed) if ends_serving(&failed.error) => return Err(failed.error),
+            Err(failed) => serving.on_message(failed.transfer, Err(failed.error)),
+        }
+    }
+}
+
+impl<S> ServeLoop<S>
+where
+    S: Service<Request, Response = Response> + Clone + Send + 'static,
+    S::Error: Into<Status>,
+    S::Future: Send,
+{
+    fn on_event(&self, event: EventKind) {
+        match event {
+            EventKind::PeerDown {
+                source: Some(client),
+                ..
+            } => self.table.cancel_clients(|other| other == client),
+            EventKind::PeerOverBudget { peer, .. } => {
+                tracing::debug!(target: "fabric_rpc::native", parent: &self.span, %peer,
+                    "disconnecting a client that sends other messages than calls");
+                let _ = self.table.ep.disconnect(&peer);
+            }
+            // Events were lost, perhaps those of clients that have left.
+            EventKind::Overrun { .. } => {
+                let clients = self.table.ep.address_vector();
+                self.table
+                    .cancel_clients(|client| clients.lookup(client).is_err());
+            }
+            _ => {}
+        }
+    }
+
+    fn on_message(&self, transfer: Transfer, message: fabric_async::Result<LoanedBuf>) {
+        // A client without a handle has left.
+        let Some(client) = transfer.source else {
+            return;
+        };
+        let Some(tag) = transfer.tag.and_then(CallTag::from_bits) else {
+            tracing::debug!(target: "fabric_rpc::native", parent: &self.span, tag = transfer.tag,
+                "a message that is no call");
+            return;
+        };
+        match tag.kind {
+            MessageKind::Request => {
+                let data = transfer.data.unwrap_or(0);
+                match self.accept(client, tag, data, message) {
+                    Ok(request) => self.start(client, tag.id, request),
+                    Err(status) => self.table.answer(client, tag.id, Err(status)),
+                }
+            }
+            MessageKind::Cancel => self.table.cancel(client, tag.id),
+            MessageKind::Response => {}
+        }
+    }
+
+    /// Decodes a request, and checks the limits.
+    fn accept(
+        &self,
+        client: FiAddr,
+        tag: CallTag,
+        data: u64,
+        message: fabric_async::Result<LoanedBuf>,
+    ) -> Result<Request, Status> {
+        if self.phase == Phase::Draining {
+            return Err(Status::unavailable(true, "the server shuts down"));
+        }
+        let buf = message.map_err(|error| match error {
+            Error::Truncated { len, lost } => Status::too_large("request", len + lost, len),
+            error => Status::new(Code::Internal, format!("the request was lost: {error}")),
+        })?;
+        self.table.check_room(client, tag.id)?;
+        let IncomingMessage { metadata, body, .. } = IncomingMessage::decode(tag.flags, buf)?;
+        let (len, limit) = (body.len(), self.limits.max_body_len);
+        if len > limit {
+            return Err(Status::too_large("request", len, limit));
+        }
+        let left = match data as u32 {
+            0 => self.limits.max_handler_time,
+            millis => {
+                let left = Duration::from_millis(millis.into());
+                Some(
+                    self.limits
+                        .max_handler_time
+                        .map_or(left, |max| max.min(left)),
+                )
+            }
+        };
+        let deadline = left.and_then(|left| Instant::now().checked_add(left));
+        Ok(Request {
+            method: (data >> 32) as u32,
+            metadata,
+            body,
+            time: deadline.map_or(TimeLimit::Default, TimeLimit::Deadline),
+            source: Some(client),
+        })
+    }
+
+    /// Polls the handler of a request, and makes it a task if it is not ready.
+    fn start(&self, client: FiAddr, id: u64, request: Request) {
+        let span = tracing::debug_span!(
+            target: "fabric_rpc::native",
+            parent: &self.span,
+            "request",
+            method = request.method
+        );
+        let deadline = request.deadline();
+        let mut service = self.service.clone();
+        let mut handler = Box::pin(async move {
+            poll_fn(|cx| service.poll_ready(cx)).await?;
+            service.call(request).await
+        });
+        let polled = {
+            let _entered = span.enter();
+            let mut cx = Context::from_waker(Waker::noop());
+            // A handler that has panicked is not polled again.
+            catch_unwind(AssertUnwindSafe(|| handler.as_mut().poll(&mut cx)))
+        };
+        match polled {
+            Ok(Poll::Ready(result)) => {
+                self.table.answer(client, id, result.map_err(Into::into));
+            }
+            Err(_) => {
+                let status = Status::new(Code::Internal, "the handler panicked");
+                self.table.answer(client, id, Err(status));
+            }
+            Ok(Poll::Pending) => {
+                let guard = self.table.insert_running(client, id);
+                let task = async move {
+                    let result = match deadline {
+                        None => handler.await.map_err(Into::into),
+                        Some(deadline) => match tokio::time::timeout_at(deadline, handler).await {
+                            Ok(result) => result.map_err(Into::into),
+                            Err(_) => Err(Status::deadline()),
+                        },
+                    };
+                    guard.answer(result).await;
+                };
+                let task = tokio::spawn(task.instrument(span));
+                self.table.set_task(client, id, task.abort_handle());
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Why a call has no answer, and the number of each reason on the wire.
+
+use std::borrow::Cow;
+use std::convert::Infallible;
+use std::fmt;
+
+use fabric_async::Error;
+
+use super::Metadata;
+
+/// The reason of a failed call.
+///
+/// | code | reported by | was the handler started? |
+/// |---|---|---|
+/// | [`Unavailable`](Self::Unavailable) with `retry_safe` | the client, when the request was not sent; the server, while it shuts down | no |
+/// | [`Unavailable`](Self::Unavailable) without | the client, when the server died or closed its endpoint after the request was sent | unknown |
+/// | [`DeadlineExceeded`](Self::DeadlineExceeded) | the client; the server drops the handler at the same time | unknown |
+/// | [`Cancelled`](Self::Cancelled) | the server, of a call that the client has dropped | unknown |
+/// | [`ResourceExhausted`](Self::ResourceExhausted) | the server, beyond a limit of requests under way; the client, for a `call` without a credit | no |
+/// | [`TooLarge`](Self::TooLarge) | the side that has the limit | only if the response is too large |
+/// | [`Malformed`](Self::Malformed) | the side that received the message | only if the response is malformed |
+/// | [`Internal`](Self::Internal) | the server, when a handler panicked or its error is no [`Status`]; either side, when the operating system lacks a resource | unknown |
+/// | [`Unimplemented`](Self::Unimplemented), [`Application`](Self::Application) | the handler | yes |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Code {
+    /// There is no server, or it ended before it has answered.
+    Unavailable {
+        /// Whether the server has certainly not started the handler.
+        retry_safe: bool,
+    },
+    /// The time of the call is over.
+    DeadlineExceeded,
+    /// The client has dropped the call.
+    Cancelled,
+    /// The server has no such method. For services: this crate does not look at methods.
+    Unimplemented,
+    /// A limit of requests under way is reached.
+    ResourceExhausted,
+    /// The request or the response is longer than its receiver allows.
+    TooLarge,
+    /// The request or the response does not follow the protocol.
+    Malformed,
+    /// The server or the client has failed.
+    Internal,
+    /// A reason of the program.
+    Application(u32),
+}
+
+/// A failed call: a [`Code`], a message for people, and metadata.
+///
+/// ```
+/// use fabric_rpc::native::{Code, Status};
+/// let status = Status::new(Code::Application(7), "no such account");
+/// assert_eq!(status.to_string(), "application error 7: no such account");
+/// assert!(!status.is_retry_safe());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    code: Code,
+    message: Cow<'static, str>,
+    /// What the handler adds.
+    pub metadata: Metadata,
+}
+
+impl Status {
+    /// Creates a status without metadata.
+    pub fn new(code: Code, message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            metadata: Metadata::new(),
+        }
+    }
+
+    /// Returns the code.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        self.code
+    }
+
+    /// Returns the message.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Returns whether the server has certainly not started the handler, so that a retry executes
+    /// the request at most once: [`Code::Unavailable`] with `retry_safe`, and
+    /// [`Code::ResourceExhausted`].
+    #[must_use]
+    pub fn is_retry_safe(&self) -> bool {
+        matches!(
+            self.code,
+            Code::Unavailable { retry_safe: true } | Code::ResourceExhausted
+        )
+    }
+
+    pub(super) fn unavailable(retry_safe: bool, message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(Code::Unavailable { retry_safe }, message)
+    }
+
+    pub(super) fn deadline() -> Self {
+        Self::new(Code::DeadlineExceeded, "the time of the call is over")
+    }
+
+    pub(super) fn too_large(what: &str, len: usize, limit: usize) -> Self {
+        let message = format!("the {what} has {len} bytes, the limit is {limit}");
+        Self::new(Code::TooLarge, message)
+    }
+
+    /// Returns the status of a request that the fabric refused to send.
+    pub(super) fn from_refused_send(what: &str, error: &Error) -> Self {
+        match error {
+            Error::TooLong { len, limit, .. } => Self::too_large(what, *len, *limit),
+            error if error.is_peer_unavailable() => Self::unavailable(
+                !matches!(error, Error::PeerGone(_)),
+                format!("the {what} was not sent: {error}"),
+            ),
+            error => Self::new(Code::Internal, format!("the {what} was not sent: {error}")),
+        }
+    }
+}
+
+impl Code {
+    /// Returns the code as a number of the wire: the kind in the upper 32 bits, the value of the
+    /// program in the lower 32. 0 is the success.
+    pub(super) fn to_wire(self) -> u64 {
+        let kind = match self {
+            Self::Unavailable { retry_safe: false } => 1,
+            Self::Unavailable { retry_safe: true } => 2,
+            Self::DeadlineExceeded => 3,
+            Self::Cancelled => 4,
+            Self::Unimplemented => 5,
+            Self::ResourceExhausted => 6,
+            Self::TooLarge => 7,
+            Self::Malformed => 8,
+            Self::Internal => 9,
+            Self::Application(value) => return (10 << 32) | u64::from(value),
+        };
+        kind << 32
+    }
+
+    /// Returns the code of a number that is not 0; `None` for an unknown number.
+    pub(super) fn from_wire(number: u64) -> Option<Self> {
+        Some(match (number >> 32, number as u32) {
+            (1, 0) => Self::Unavailable { retry_safe: false },
+            (2, 0) => Self::Unavailable { retry_safe: true },
+            (3, 0) => Self::DeadlineExceeded,
+            (4, 0) => Self::Cancelled,
+            (5, 0) => Self::Unimplemented,
+            (6, 0) => Self::ResourceExhausted,
+            (7, 0) => Self::TooLarge,
+            (8, 0) => Self::Malformed,
+            (9, 0) => Self::Internal,
+            (10, value) => Self::Application(value),
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unavailable { retry_safe: true } => "unavailable, safe to retry",
+            Self::Unavailable { retry_safe: false } => "unavailable",
+            Self::DeadlineExceeded => "deadline exceeded",
+            Self::Cancelled => "cancelled",
+            Self::Unimplemented => "unimplemented",
+            Self::ResourceExhausted => "resource exhausted",
+            Self::TooLarge => "too large",
+            Self::Malformed => "malformed",
+            Self::Internal => "internal error",
+            Self::Application(value) => return write!(f, "application error {value}"),
+        })
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.code)?;
+        if !self.message.is_empty() {
+            write!(f, ": {}", self.message)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Status {}
+
+impl From<Infallible> for Status {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
+}
+
+/// Returns the status in the box, or else [`Code::Internal`] with the text of the error: for
+/// services in layers of tower.
+impl From<Box<dyn std::error::Error + Send + Sync>> for Status {
+    fn from(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
+        match error.downcast::<Self>() {
+            Ok(status) => *status,
+            Err(error) => Self::new(Code::Internal, error.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_keep_their_numbers() {
+        let codes = [
+            Code::Unavailable { retry_safe: false },
+            Code::Unavailable { retry_safe: true },
+            Code::DeadlineExceeded,
+            Code::Cancelled,
+            Code::Unimplemented,
+            Code::ResourceExhausted,
+            Code::TooLarge,
+            Code::Malformed,
+            Code::Internal,
+            Code::Application(0),
+        ];
+        for (code, kind) in codes.into_iter().zip(1..) {
+            assert_eq!(code.to_wire(), kind << 32);
+            assert_eq!(Code::from_wire(kind << 32), Some(code));
+        }
+        let largest = Code::Application(u32::MAX);
+        assert_eq!(Code::from_wire(largest.to_wire()), Some(largest));
+        for unknown in [1, (1 << 32) | 1, 11 << 32, u64::MAX] {
+            assert_eq!(Code::from_wire(unknown), None);
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Answers: bodies, metadata, statuses, panics.
+
+use bytes::Bytes;
+use fabric_rpc::native::{Client, Code, Request};
+
+use crate::service::{
+    DEADLINE, ECHO, FAIL, PANIC, PANIC_LATER, TestServer, WAIT, check_echo, take,
+};
+use crate::{run, run_on_two_threads};
+
+fn pattern(len: usize, seed: usize) -> Bytes {
+    (0..len)
+        .map(|at| (at * 7 + at / 251 + seed) as u8)
+        .collect()
+}
+
+#[test]
+fn bodies_and_metadata_come_back() {
+    run(async |address| {
+        let server = TestServer::start(address).await;
+        let client = server.client().await;
+        for len in [0, 1, 8, 56, 57, 255, 4096, 65_537, 1 << 20] {
+            let body = pattern(len, len);
+            let reply = client.call(Request::new(ECHO, body.clone())).await.unwrap();
+            assert_eq!(
+                (reply.metadata.len(), reply.body.into_bytes()),
+                (0, body.clone())
+            );
+
+            let request = Request::new(ECHO, body.clone())
+                .metadata("key", "value")
+                .metadata("", pattern(1000, 1))
+                .metadata("key", "");
+            let reply = client.call(request).await.unwrap();
+            let pairs: Vec<_> = reply.metadata.iter().collect();
+            let expected: [(Bytes, Bytes); 3] = [
+                ("key".into(), "value".into()),
+                ("".into(), pattern(1000, 1)),
+                ("key".into(), "".into()),
+            ];
+            let expected: Vec<_> = expected.iter().map(|(key, value)| (key, value)).collect();
+            assert_eq!(pairs, expected);
+            assert_eq!(reply.metadata.get("key").unwrap(), "value");
+            assert_eq!(reply.body.into_bytes(), body);
+        }
+    });
+}
+
+#[test]
+fn statuses_have_code_message_and_metadata() {
+    run(async |address| {
+        let server = TestServer::start(address).await;
+        let client = server.client().await;
+        let request = Request::new(FAIL, "body").metadata("key", "value");
+        let status = client.call(request).await.unwrap_err();
+        assert_eq!(
+            (status.code(), status.message()),
+            (Code::Application(7), "as asked")
+        );
+        assert_eq!(status.metadata.get("key").unwrap(), "value");
+        let status = client.call(Request::new(0, "")).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unimplemented);
+    });
+}
+
+#[test]
+fn concurrent_calls_get_their_own_answers() {
+    run_on_two_threads(async |address| {
+        let server = TestServer::start(address).await;
+        let client = server
+            .client_with(|builder| builder.max_in_flight(50))
+            .await;
+        let callers = (0..100).map(|caller| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                for call in 0..30 {
+                    let body = pattern(caller * 20 + call, caller);
+                    let reply = client.call(Request::new(ECHO, body.clone())).await.unwrap();
+                    assert_eq!(reply.body.into_bytes(), body);
+                }
+            })
+        });
+        for caller in callers.collect::<Vec<_>>() {
+            caller.await.unwrap();
+        }
+        assert_eq!(client.available_credits(), 50);
+    });
+}
+
+#[test]
+fn answers_come_in_the_order_of_the_handlers() {
+    run(async |address| {
+        let server = TestServer::start(address).await;
+        let client = server.client().await;
+        let other = client.clone();
+        let waiting = tokio::spawn(async move { other.call(Request::new(WAIT, "late")).await });
+        take(&server.probe.waiting).await;
+        for _ in 0..10 {
+            check_echo(&client).await;
+        }
+        assert!(!waiting.is_finished());
+        server.probe.go_on.add_permits(1);
+        let reply = waiting.await.unwrap().unwrap();
+        assert_eq!(reply.body.into_bytes(), "late");
+    });
+}
+
+#[test]
+fn handler_that_panics_fails_its_call_alone() {
+    run(async |address| {
+        let server = TestServer::start(address).await;
+        let client = server.client().await;
+        let other = client.clone();
+        let waiting = tokio::spawn(async move { other.call(Request::new(WAIT, "")).await });
+        take(&server.probe.waiting).await;
+        for method in [PANIC, PANIC_LATER, PANIC, PANIC_LATER] {
+            let status = client.call(Request::new(method, "")).await.unwrap_err();
+            assert_eq!(
+                (status.code(), status.message()),
+                (Code::Internal, "the handler panicked")
+            );
+            check_echo(&client).await;
+        }
+        server.probe.go_on.add_permits(1);
+        waiting.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn requests_have_the_deadline_of_their_call() {
+    run(async |address| {
+        let server = TestServer::start(address).await;
+        let client = server.client().await;
+        let hour = std::time::Duration::from_secs(3600);
+        let reply = client
+            .call(Request::new(DEADLINE, "").timeout(hour))
+            .await
+            .unwrap();
+        assert_eq!(reply.body.into_bytes(), [1][..]);
+        let reply = client.call(Request::new(DEADLINE, "")).await.unwrap();
+        assert_eq!(reply.body.into_bytes(), [0][..]);
+        let with_default = Client::builder(&server.name).default_timeout(Some(hour));
+        let client = with_default.connect().await.unwrap();
+        let reply = client.call(Request::new(DEADLINE, "")).await.unwrap();
+        assert_eq!(reply.body.into_bytes(), [1][..]);
+    });
+}
+
+#[test]
+fn connect_fails_without_a_server() {
+    run(async |address| {
+        let server = TestServer::start(address).await;
+        let name = server.name.clone();
+        server.client().await;
+        server.serving.abort();
+        while !server.serving.is_finished() {
+            tokio::task::yield_now().await;
+        }
+        let failed = Client::connect(&name).await.unwrap_err();
+        assert!(failed.is_peer_unavailable(), "{failed}");
+    });
+}

@@ -1,0 +1,133 @@
+//! Sizes and numbers beyond the limits.
+
+use fabric_rpc::native::{Code, Metadata, Request, Server};
+
+use crate::run;
+use crate::service::{ECHO, LEN, TestServer, WAIT, check_echo, take};
+
+const LIMIT: usize = 100_000;
+
+fn len_request(len: usize) -> Request {
+    Request::new(LEN, (len as u64).to_le_bytes().to_vec())
+}
+
+#[test]
+fn server_refuses_bodies_beyond_its_limit() {
+    run(async |address| {
+        let server = TestServer::start_with(address, Server::builder().max_body_len(LIMIT)).await;
+        let client = server.client().await;
+        // Beyond the limit of the body, and beyond that of the endpoint.
+        for len in [LIMIT + 1, LIMIT + 17_000, 40 * LIMIT] {
+            let status = client
+                .call(Request::new(ECHO, vec![0; len]))
+                .await
+                .unwrap_err();
+            assert_eq!(status.code(), Code::TooLarge, "{status}");
+            let status = client.call(len_request(len)).await.unwrap_err();
+            assert_eq!(status.code(), Code::TooLarge, "{status}");
+            check_echo(&client).await;
+        }
+        let reply = client
+            .call(Request::new(ECHO, vec![0; LIMIT]))
+            .await
+            .unwrap();
+        assert_eq!(reply.body.len(), LIMIT);
+    });
+}
+
+#[test]
+fn client_refuses_bodies_beyond_its_limit() {
+    run(async |address| {
+        let server = TestServer::start(address).await;
+        let client = server
+            .client_with(|builder| builder.max_body_len(LIMIT))
+            .await;
+        for len in [LIMIT + 1, LIMIT + 17_000, 40 * LIMIT] {
+            let status = client
+                .call(Request::new(ECHO, vec![0; len]))
+                .await
+                .unwrap_err();
+            assert_eq!(status.code(), Code::TooLarge, "{status}");
+            let status = client.call(len_request(len)).await.unwrap_err();
+            assert_eq!(status.code(), Code::TooLarge, "{status}");
+            check_echo(&client).await;
+        }
+        let reply = client.call(len_request(LIMIT)).await.unwrap();
+        assert_eq!(reply.body.len(), LIMIT);
+    });
+}
+
+#[test]
+fn metadata_have_a_limit() {
+    run(async |address| {
+        let server = TestServer::start(address).await;
+        let client = server.client().await;
+        let room = (16 << 10) - 6 - 8;
+        let request = Request::new(ECHO, "").metadata("", vec![7; room]);
+        let reply = client.call(request).await.unwrap();
+        assert_eq!(reply.metadata.get("").unwrap().len(), room);
+        let request = Request::new(ECHO, "").metadata("", vec![7; room + 1]);
+        let status = client.call(request).await.unwrap_err();
+        assert_eq!(status.code(), Code::TooLarge);
+
+        let lent = |len| {
+            let client = client.clone();
+            async move {
+                let mut request = Request::new(ECHO, client.lend(10).await.unwrap());
+                let mut metadata = Metadata::new();
+                metadata.push("k", vec![7; len]);
+                request.metadata = metadata;
+                client.call(request).await
+            }
+        };
+        let room = 1024 - 6 - 9;
+        let reply = lent(room).await.unwrap();
+        assert_eq!(
+            (reply.metadata.get("k").unwrap().len(), reply.body.len()),
+            (room, 10)
+        );
+        assert_eq!(lent(room + 1).await.unwrap_err().code(), Code::TooLarge);
+        check_echo(&client).await;
+    });
+}
+
+#[test]
+fn requests_beyond_the_limit_of_a_client_are_refused() {
+    run(async |address| {
+        let builder = Server::builder()
+            .max_in_flight_per_client(3)
+            .max_in_flight(5);
+        let server = TestServer::start_with(address, builder).await;
+        let clients = [server.client().await, server.client().await];
+        let call = |client: usize| {
+            let client = clients[client].clone();
+            tokio::spawn(async move { client.call(Request::new(WAIT, "")).await })
+        };
+        let mut accepted: Vec<_> = (0..3).map(|_| call(0)).collect();
+        for _ in 0..3 {
+            take(&server.probe.waiting).await;
+        }
+        let status = call(0).await.unwrap().unwrap_err();
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert!(status.is_retry_safe());
+        assert_eq!(
+            status.message(),
+            "too many requests of this client are under way"
+        );
+
+        accepted.extend((0..2).map(|_| call(1)));
+        for _ in 0..2 {
+            take(&server.probe.waiting).await;
+        }
+        let status = call(1).await.unwrap().unwrap_err();
+        assert_eq!(status.message(), "too many requests are under way");
+
+        server.probe.go_on.add_permits(5);
+        for call in accepted {
+            call.await.unwrap().unwrap();
+        }
+        for client in &clients {
+            check_echo(client).await;
+        }
+    });
+}

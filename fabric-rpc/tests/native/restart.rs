@@ -1,0 +1,242 @@
+//! Servers in processes that are killed under load and started again.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fabric_rpc::native::{Client, Code, ReconnectPolicy, Request, Server};
+
+use crate::service::{ECHO, Probe, TestServer, WAIT, check_echo, handle, take};
+
+/// What a server prints when it listens.
+const LISTENS: &str = "the server listens";
+
+/// The role of a client process: this, and the name of its server.
+const CLIENT: &str = "client of ";
+
+/// A server or client process, which is killed with the test.
+struct PeerProcess(Child);
+
+impl PeerProcess {
+    /// Starts a process with a role.
+    fn spawn(role: &str) -> Child {
+        Command::new(std::env::current_exe().expect("path of the test program"))
+            .args(["--exact", "server_entry_point", "--nocapture"])
+            .env("FABRIC_ROLE", role)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("start the test program")
+    }
+
+    /// Starts a client that waits for an answer of the server with this name.
+    fn start_client(name: &str) -> Self {
+        Self(Self::spawn(&format!("{CLIENT}{name}")))
+    }
+
+    /// Starts a server at this address, and waits until it listens.
+    fn start(address: &str) -> Self {
+        let mut child = Self::spawn(address);
+        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        let listens = stdout
+            .lines()
+            .any(|line| line.expect("text").contains(LISTENS));
+        assert!(listens, "the server ended");
+        Self(child)
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().expect("kill a child");
+        self.0.wait().expect("wait for a child");
+    }
+}
+
+impl Drop for PeerProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Serves or calls, if this process was started for that.
+pub(crate) fn run_role() {
+    let Ok(address) = std::env::var("FABRIC_ROLE") else {
+        return;
+    };
+    let runtime = tokio::runtime::Runtime::new().expect("build a runtime");
+    runtime.block_on(async {
+        if let Some(name) = address.strip_prefix(CLIENT) {
+            let client = Client::connect(name).await.expect("connect");
+            let answer = client.call(Request::new(WAIT, "")).await;
+            panic!("the call ended: {answer:?}");
+        }
+        let server = Server::bind(address).await.expect("bind");
+        println!("{LISTENS}");
+        std::io::stdout().flush().expect("a pipe");
+        let probe = Probe::new();
+        let service = tower::service_fn(move |request| handle(probe.clone(), request));
+        server.serve(service).await.expect("serve");
+    });
+}
+
+/// Returns a port outside the range of which the kernel assigns ports to sockets.
+fn unassigned_port() -> u16 {
+    let begin = std::process::id().wrapping_mul(61) as u16;
+    (0..u16::MAX)
+        .map(|offset| 10_000 + begin.wrapping_add(offset) % 20_000)
+        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .expect("a free port")
+}
+
+/// Answers and failures of the callers.
+#[derive(Default)]
+struct Counts {
+    answers: AtomicU64,
+    unsafe_failures: AtomicU64,
+    safe_failures: AtomicU64,
+}
+
+/// Calls until the task is aborted. The only failures are those of a server that has left.
+async fn call_forever(client: Client, counts: Arc<Counts>) {
+    let body = vec![7; 3000];
+    loop {
+        match client.call(Request::new(ECHO, body.clone())).await {
+            Ok(response) => {
+                assert_eq!(response.body.as_slice(), Some(&body[..]));
+                counts.answers.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(status) => match status.code() {
+                Code::Unavailable { retry_safe: true } => {
+                    counts.safe_failures.fetch_add(1, Ordering::Relaxed);
+                }
+                Code::Unavailable { retry_safe: false } => {
+                    counts.unsafe_failures.fetch_add(1, Ordering::Relaxed);
+                }
+                _ => panic!("{status}"),
+            },
+        }
+    }
+}
+
+async fn survive_restarts(address: &str, restarts: usize) {
+    const CALLERS: u64 = 8;
+    let mut server = PeerProcess::start(address);
+    let policy = ReconnectPolicy {
+        max: Duration::from_millis(50),
+        ..ReconnectPolicy::default()
+    };
+    let client = Client::builder(address)
+        .reconnect(policy)
+        .connect()
+        .await
+        .unwrap();
+    let counts = Arc::<Counts>::default();
+    let callers: Vec<_> = (0..CALLERS)
+        .map(|_| tokio::spawn(call_forever(client.clone(), counts.clone())))
+        .collect();
+    let mut answers = 0;
+    for restart in 0..restarts {
+        // Each server answers calls before it is killed.
+        while counts.answers.load(Ordering::Relaxed) < answers + 20 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let mut waiting = Box::pin(client.call(Request::new(WAIT, "")));
+        tokio::select! {
+            biased;
+            ended = &mut waiting => panic!("{ended:?}"),
+            () = check_echo_until_answered(&client) => {}
+        }
+        tokio::task::block_in_place(|| server.kill());
+        let status = waiting.await.unwrap_err();
+        assert_eq!(
+            status.code(),
+            Code::Unavailable { retry_safe: false },
+            "{restart}: {status}"
+        );
+
+        let request = Request::new(ECHO, "").timeout(Duration::from_millis(5));
+        let status = client.call(request).await.unwrap_err();
+        assert!(
+            matches!(
+                status.code(),
+                Code::DeadlineExceeded | Code::Unavailable { .. }
+            ),
+            "{status}"
+        );
+        answers = counts.answers.load(Ordering::Relaxed);
+        server = tokio::task::block_in_place(|| PeerProcess::start(address));
+        check_echo_until_answered(&client).await;
+    }
+    for caller in callers {
+        assert!(
+            !caller.is_finished(),
+            "a caller has failed: {:?}",
+            caller.await
+        );
+        caller.abort();
+        let _ = caller.await;
+    }
+    // In each restart a caller has at most one call under way, and so one failure.
+    let unsafe_failures = counts.unsafe_failures.load(Ordering::Relaxed);
+    assert!(
+        unsafe_failures <= CALLERS * restarts as u64,
+        "{unsafe_failures} failures"
+    );
+    while client.available_credits() < 256 {
+        check_echo(&client).await;
+    }
+}
+
+/// Calls until the server answers: a call may still find the server that was killed.
+async fn check_echo_until_answered(client: &Client) {
+    loop {
+        match client.call(Request::new(ECHO, "")).await {
+            Ok(_) => return,
+            Err(status) => assert!(
+                matches!(status.code(), Code::Unavailable { .. }),
+                "{status}"
+            ),
+        }
+    }
+}
+
+#[test]
+fn killed_client_drops_its_handler() {
+    crate::run(async |address| {
+        let server = TestServer::start(address).await;
+        let client = server.client().await;
+        for _ in 0..3 {
+            let mut process = PeerProcess::start_client(&server.name);
+            take(&server.probe.waiting).await;
+            process.kill();
+            take(&server.probe.dropped).await;
+            check_echo(&client).await;
+        }
+    });
+}
+
+fn run_restarts(address: &str) {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("build a runtime");
+    runtime.block_on(async {
+        let limit = Duration::from_secs(100);
+        tokio::time::timeout(limit, survive_restarts(address, 20))
+            .await
+            .expect("the test hangs");
+    });
+}
+
+#[test]
+fn client_survives_restarts_of_a_killed_server_over_shm() {
+    run_restarts(&format!("shm://native-restarts-{}", std::process::id()));
+}
+
+#[test]
+fn client_survives_restarts_of_a_killed_server_over_tcp() {
+    run_restarts(&format!("tcp://127.0.0.1:{}", unassigned_port()));
+}
