@@ -179,8 +179,8 @@ fn io_error(error: Error) -> io::Error {
 ///
 /// Up to [`MAX_READ_AHEAD`] messages are received ahead of the reader: under manual progress, while
 /// a task waits for something of the domain. A read copies from the oldest one; `AsyncBufRead` and
-/// [`read_message`](Self::read_message) copy nothing. Further messages wait as [unexpected messages](crate::guide::memory#unexpected-messages) of the endpoint
-/// and then with the peer.
+/// [`read_message`](Self::read_message) copy nothing. Further messages wait as [unexpected
+/// messages](crate::guide::memory#unexpected-messages) of the endpoint and then with the peer.
 ///
 /// # End and errors
 ///

@@ -92,6 +92,38 @@ fn metadata_have_a_limit() {
 }
 
 #[test]
+fn bytes_beyond_the_limit_of_a_client_are_refused() {
+    run(async |address| {
+        let builder = Server::builder().max_bytes_in_flight_per_client(LIMIT);
+        let server = TestServer::start_with(address, builder).await;
+        let clients = [server.client().await, server.client().await];
+        let call = |client: usize, len: usize| {
+            let client = clients[client].clone();
+            tokio::spawn(async move { client.call(Request::new(WAIT, vec![0; len])).await })
+        };
+        // One body may be longer than the limit.
+        for (first, second) in [(LIMIT - 10, 11), (2 * LIMIT, 1)] {
+            let accepted = call(0, first);
+            take(&server.probe.waiting).await;
+            let status = call(0, second).await.unwrap().unwrap_err();
+            assert_eq!(status.code(), Code::ResourceExhausted);
+            assert!(status.is_retry_safe());
+            assert_eq!(
+                status.message(),
+                "too many bytes of requests of this client are under way"
+            );
+            let other = call(1, LIMIT);
+            take(&server.probe.waiting).await;
+            server.probe.go_on.add_permits(2);
+            for call in [accepted, other] {
+                call.await.unwrap().unwrap();
+            }
+            check_echo(&clients[0]).await;
+        }
+    });
+}
+
+#[test]
 fn requests_beyond_the_limit_of_a_client_are_refused() {
     run(async |address| {
         let builder = Server::builder()

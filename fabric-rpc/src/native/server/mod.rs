@@ -51,6 +51,7 @@ pub struct Server {
 struct Limits {
     max_body_len: usize,
     per_client: usize,
+    bytes_per_client: usize,
     total: usize,
     max_handler_time: Option<Duration>,
 }
@@ -74,6 +75,7 @@ impl Server {
             limits: Limits {
                 max_body_len: DEFAULT_MAX_BODY_LEN,
                 per_client: 256,
+                bytes_per_client: 64 << 20,
                 total: 4096,
                 max_handler_time: None,
             },
@@ -144,8 +146,8 @@ impl Server {
 
 /// Options of a [`Server`], from [`Server::builder`].
 ///
-/// The memory of the requests under way is at most the product of `max_in_flight` and
-/// `max_body_len`.
+/// A body that was not lent is in the server's memory until its handler drops it: of each client at
+/// most `max_bytes_in_flight_per_client`, of all clients at most `max_in_flight` bodies.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ServerBuilder {
@@ -164,6 +166,13 @@ impl ServerBuilder {
     /// client.
     pub fn max_in_flight_per_client(mut self, requests: usize) -> Self {
         self.limits.per_client = requests;
+        self
+    }
+
+    /// Sets the sum of the lengths of the bodies under way of each client, in bytes; 64 MiB by
+    /// default. A client may have one longer body under way, but no other beside it.
+    pub fn max_bytes_in_flight_per_client(mut self, bytes: usize) -> Self {
+        self.limits.bytes_per_client = bytes;
         self
     }
 

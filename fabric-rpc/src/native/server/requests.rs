@@ -29,18 +29,52 @@ pub(super) struct RequestTable {
 
 #[derive(Debug, Default)]
 struct TableState {
-    clients: HashMap<FiAddr, HashMap<u64, RequestState>>,
+    clients: HashMap<FiAddr, ClientRequests>,
     total: usize,
     /// Of the receive loop, which waits until no request is under way.
     drained: Option<Waker>,
 }
 
+/// The requests under way of a client.
+#[derive(Debug, Default)]
+struct ClientRequests {
+    by_id: HashMap<u64, RequestState>,
+    /// Sum of the lengths of the bodies that handlers have.
+    bytes: usize,
+}
+
 #[derive(Debug)]
 enum RequestState {
-    /// The handler runs; its task can be aborted.
-    Running(Option<AbortHandle>),
+    /// The handler runs, with a body of this length; its task can be aborted.
+    Running(usize, Option<AbortHandle>),
     /// The answer waits to be sent.
     Answering,
+}
+
+impl ClientRequests {
+    /// Adds a request, or changes its state. Returns whether it is new.
+    fn set(&mut self, id: u64, request: RequestState) -> bool {
+        self.bytes += request.body_len();
+        let replaced = self.by_id.insert(id, request);
+        self.bytes -= replaced.as_ref().map_or(0, RequestState::body_len);
+        replaced.is_none()
+    }
+
+    /// Removes a request. Returns whether there was one.
+    fn remove(&mut self, id: u64) -> bool {
+        let removed = self.by_id.remove(&id);
+        self.bytes -= removed.as_ref().map_or(0, RequestState::body_len);
+        removed.is_some()
+    }
+}
+
+impl RequestState {
+    fn body_len(&self) -> usize {
+        match self {
+            Self::Running(len, _) => *len,
+            Self::Answering => 0,
+        }
+    }
 }
 
 impl RequestTable {
@@ -56,23 +90,26 @@ impl RequestTable {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks the limits before a handler is started.
+    /// Checks the limits before a handler is started with a body of `len` bytes.
     ///
     /// # Errors
     /// [`Code::ResourceExhausted`] at a limit; [`Code::Malformed`] for the id of a request under
     /// way.
-    pub(super) fn check_room(&self, client: FiAddr, id: u64) -> Result<(), Status> {
+    pub(super) fn check_room(&self, client: FiAddr, id: u64, len: usize) -> Result<(), Status> {
         let state = self.lock();
         if state.total == 0 && self.limits.total > 0 && self.limits.per_client > 0 {
             return Ok(());
         }
         let requests = state.clients.get(&client);
-        if requests.is_some_and(|requests| requests.contains_key(&id)) {
+        if requests.is_some_and(|requests| requests.by_id.contains_key(&id)) {
             let message = "a request of this id is under way";
             return Err(Status::new(Code::Malformed, message));
         }
-        let message = if requests.map_or(0, HashMap::len) >= self.limits.per_client {
+        let (count, bytes) = requests.map_or((0, 0), |of| (of.by_id.len(), of.bytes));
+        let message = if count >= self.limits.per_client {
             "too many requests of this client are under way"
+        } else if bytes > 0 && len > self.limits.bytes_per_client.saturating_sub(bytes) {
+            "too many bytes of requests of this client are under way"
         } else if state.total >= self.limits.total {
             "too many requests are under way"
         } else {
@@ -86,7 +123,7 @@ impl RequestTable {
     fn insert(self: &Arc<Self>, client: FiAddr, id: u64, request: RequestState) -> RequestGuard {
         let mut state = self.lock();
         let requests = state.clients.entry(client).or_default();
-        if requests.insert(id, request).is_none() {
+        if requests.set(id, request) {
             state.total += 1;
         }
         RequestGuard {
@@ -97,17 +134,22 @@ impl RequestTable {
         }
     }
 
-    /// Adds a request whose handler becomes a task.
-    pub(super) fn insert_running(self: &Arc<Self>, client: FiAddr, id: u64) -> RequestGuard {
-        self.insert(client, id, RequestState::Running(None))
+    /// Adds a request whose handler becomes a task, with a body of `len` bytes.
+    pub(super) fn insert_running(
+        self: &Arc<Self>,
+        client: FiAddr,
+        id: u64,
+        len: usize,
+    ) -> RequestGuard {
+        self.insert(client, id, RequestState::Running(len, None))
     }
 
     /// Sets the task of a request, unless it has ended.
     pub(super) fn set_task(&self, client: FiAddr, id: u64, task: AbortHandle) {
         let mut state = self.lock();
         let requests = state.clients.get_mut(&client);
-        let request = requests.and_then(|requests| requests.get_mut(&id));
-        if let Some(RequestState::Running(running)) = request {
+        let request = requests.and_then(|requests| requests.by_id.get_mut(&id));
+        if let Some(RequestState::Running(_, running)) = request {
             *running = Some(task);
         }
     }
@@ -116,8 +158,8 @@ impl RequestTable {
     pub(super) fn cancel(&self, client: FiAddr, id: u64) {
         let mut state = self.lock();
         let requests = state.clients.get_mut(&client);
-        if let Some(RequestState::Running(task)) =
-            requests.and_then(|requests| requests.get_mut(&id))
+        if let Some(RequestState::Running(_, task)) =
+            requests.and_then(|requests| requests.by_id.get_mut(&id))
         {
             let task = task.take();
             drop(state);
@@ -132,9 +174,9 @@ impl RequestTable {
         let mut tasks = Vec::new();
         for (client, requests) in &mut self.lock().clients {
             if select(*client) {
-                let states = requests.values_mut();
+                let states = requests.by_id.values_mut();
                 tasks.extend(states.filter_map(|state| match state {
-                    RequestState::Running(task) => task.take(),
+                    RequestState::Running(_, task) => task.take(),
                     RequestState::Answering => None,
                 }));
             }
@@ -163,7 +205,11 @@ impl RequestTable {
         let Some((message, data)) = self.try_answer(client, id, result) else {
             return;
         };
-        let waiting = self.lock().clients.get(&client).map_or(0, HashMap::len);
+        let waiting = self
+            .lock()
+            .clients
+            .get(&client)
+            .map_or(0, |of| of.by_id.len());
         if waiting > 2 * self.limits.per_client {
             if let Ok(name) = self.ep.address_vector().lookup(client) {
                 let _ = self.ep.disconnect(&name);
@@ -234,10 +280,9 @@ impl RequestGuard {
         self.is_answered = true;
         {
             let mut state = self.table.lock();
-            let requests = state.clients.get_mut(&self.client);
-            if let Some(request) = requests.and_then(|requests| requests.get_mut(&self.id)) {
+            if let Some(requests) = state.clients.get_mut(&self.client) {
                 // A cancellation must not drop the answer while it waits.
-                *request = RequestState::Answering;
+                requests.set(self.id, RequestState::Answering);
             }
         }
         if let Some((message, data)) = self.table.try_answer(self.client, self.id, result) {
@@ -283,10 +328,10 @@ impl Drop for RequestGuard {
         let Entry::Occupied(mut requests) = state.clients.entry(self.client) else {
             return;
         };
-        if requests.get_mut().remove(&self.id).is_none() {
+        if !requests.get_mut().remove(self.id) {
             return;
         }
-        if requests.get().is_empty() {
+        if requests.get().by_id.is_empty() {
             requests.remove();
         }
         state.total -= 1;

@@ -192,7 +192,7 @@ where
             Error::Truncated { len, lost } => Status::too_large("request", len + lost, len),
             error => Status::new(Code::Internal, format!("the request was lost: {error}")),
         })?;
-        self.table.check_room(client, tag.id)?;
+        self.table.check_room(client, tag.id, buf.len())?;
         let IncomingMessage { metadata, body, .. } = IncomingMessage::decode(tag.flags, buf)?;
         let (len, limit) = (body.len(), self.limits.max_body_len);
         if len > limit {
@@ -227,7 +227,7 @@ where
             "request",
             method = request.method
         );
-        let deadline = request.deadline();
+        let (deadline, len) = (request.deadline(), request.body.len());
         let mut service = self.service.clone();
         let mut handler = Box::pin(async move {
             poll_fn(|cx| service.poll_ready(cx)).await?;
@@ -248,7 +248,7 @@ where
                 self.table.answer(client, id, Err(status));
             }
             Ok(Poll::Pending) => {
-                let guard = self.table.insert_running(client, id);
+                let guard = self.table.insert_running(client, id, len);
                 let task = async move {
                     let result = match deadline {
                         None => handler.await.map_err(Into::into),
