@@ -1,9 +1,10 @@
 //! Tests of rule 11 in the documentation of `uring`: the outcomes of timed operations, and the
 //! release of their memory.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -34,8 +35,17 @@ fn tcp_listener() -> (TcpListener, SocketAddr) {
 
 /// Returns a listener with a full backlog, its address, and the connection in the backlog. Attempts
 /// to connect are not answered until the listener accepts.
+///
+/// The listener has a loopback address of its own. At 127.0.0.1 it could get a port to which a
+/// client of another process still connects, and that client would take the place in the backlog.
 fn full_backlog_listener() -> (TcpListener, SocketAddr, TcpStream) {
-    let (listener, addr) = tcp_listener();
+    static LISTENERS: AtomicU8 = AtomicU8::new(1);
+    let number = LISTENERS.fetch_add(1, Ordering::Relaxed);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    // Below 127.128.0.0 are the addresses of other tests.
+    let ip = Ipv4Addr::new(127, 128 | high, low, number);
+    let listener = TcpListener::bind((ip, 0)).unwrap();
+    let addr = listener.local_addr().unwrap();
     rustix::net::listen(&listener, 0).unwrap();
     (listener, addr, TcpStream::connect(addr).unwrap())
 }
@@ -372,11 +382,11 @@ fn timed_op_ends_when_the_submitting_thread_exits() {
             "{outcome:?}"
         );
         assert_all_released(&mut uring, &socket);
-        // The connect of this socket would take the one place in the backlog.
         drop(socket);
         let (socket, op_id) = connect_from_thread(&mut uring, LONG_TIMEOUT);
-        drop(listener.accept().unwrap());
-        // The backlog has room now, and the kernel repeats the attempt.
+        // The backlog has room now, also if the kernel still attempts the connect of the first
+        // socket, and the kernel repeats the attempt.
+        rustix::net::listen(&listener, 16).unwrap();
         let outcome = wait_outcome_submitting(&mut uring, op_id);
         assert!(
             matches!(
