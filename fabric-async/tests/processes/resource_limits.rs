@@ -274,14 +274,6 @@ fn at_fd_limit_operations_fail_and_recover() {
                     matches!(refused, Error::Os { errno: EMFILE, .. }),
                     "{refused}"
                 );
-                for &(owner, remote) in &regions {
-                    let write = host.ep.write(owner, remote.at(0), "hello");
-                    let refused = write.await.unwrap_err().error;
-                    assert!(
-                        refused.to_string().contains("no descriptor left"),
-                        "{refused}"
-                    );
-                }
                 let refused = host.ep.domain().try_loan(100).map(drop).unwrap_err();
                 assert!(
                     matches!(refused, Error::Os { errno: EMFILE, .. }),
@@ -305,6 +297,19 @@ fn at_fd_limit_operations_fail_and_recover() {
                 host.assert_echo_works().await;
                 drop(files);
                 before.wait_restored().await;
+                for &(owner, remote) in &regions {
+                    let files = exhaust_descriptors(0);
+                    let write = host.ep.write(owner, remote.at(0), "hello");
+                    let refused = write.await.unwrap_err().error;
+                    assert!(
+                        refused.to_string().contains("no descriptor left"),
+                        "{refused}"
+                    );
+                    host.assert_echo_works().await;
+                    drop(files);
+                    // A closer closes the descriptors of the refused grant later.
+                    before.wait_restored().await;
+                }
 
                 for (owner, remote) in regions {
                     host.ep.write(owner, remote.at(0), "hello").await.unwrap();

@@ -10,7 +10,8 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -23,6 +24,8 @@ pub(crate) type ReservedFds = [OwnedFd; 2];
 #[derive(Default)]
 struct FdReserve {
     fds: Mutex<Option<ReservedFds>>,
+    /// Notified when the descriptors were created anew.
+    restored: Condvar,
     /// Whether the descriptors could not be created anew.
     is_missing: AtomicBool,
 }
@@ -35,6 +38,9 @@ pub(crate) fn create() -> Result<OwnedFd, Errno> {
     rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
 }
 
+/// How long a caller waits for descriptors that a closer still has to create.
+const RESTORE_TIMEOUT: Duration = Duration::from_millis(20);
+
 /// Locks the reserve descriptors. A caller at the descriptor limit closes them, receives and drops
 /// a message with up to as many descriptors, and [restores](restore) the reserve.
 pub(crate) fn lock() -> MutexGuard<'static, Option<ReservedFds>> {
@@ -42,13 +48,31 @@ pub(crate) fn lock() -> MutexGuard<'static, Option<ReservedFds>> {
     reserve.unwrap_or_else(|e| e.into_inner())
 }
 
+/// Locks the reserve descriptors as [`lock`]. If a closer still has to create them, because the
+/// descriptors of the last message are being closed, waits for that for 20 ms at most.
+pub(crate) fn lock_restored() -> MutexGuard<'static, Option<ReservedFds>> {
+    let FdReserve {
+        restored,
+        is_missing,
+        ..
+    } = RESERVE.get();
+    let is_awaited = |fds: &mut Option<_>| fds.is_none() && is_missing.load(Ordering::Relaxed);
+    let waited = restored.wait_timeout_while(lock(), RESTORE_TIMEOUT, is_awaited);
+    waited.unwrap_or_else(|e| e.into_inner()).0
+}
+
 /// Creates the locked reserve descriptors anew. If too few descriptors are free,
 /// [`restore_if_missing`] does so later.
 pub(crate) fn restore(mut reserve: MutexGuard<'static, Option<ReservedFds>>) {
     let created = || Some([create().ok()?, create().ok()?]);
     *reserve = reserve.take().or_else(created);
-    let is_missing = &RESERVE.get().is_missing;
+    let FdReserve {
+        restored,
+        is_missing,
+        ..
+    } = RESERVE.get();
     is_missing.store(reserve.is_none(), Ordering::Relaxed);
+    restored.notify_all();
 }
 
 /// Creates the reserve descriptors if [`restore`] could not. A closer calls this after each close.

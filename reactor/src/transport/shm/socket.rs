@@ -345,7 +345,8 @@ impl ShmSocket {
     /// The message is peeked, which installs duplicates of its descriptors, and then removed from
     /// the socket. The descriptors that the kernel closes at the removal are not the last
     /// references, so their close cannot block. A message whose descriptors exceed this process's
-    /// limit is removed only if the [reserve descriptors](fd_reserve::lock) make enough room.
+    /// limit is removed only if the [reserve descriptors](fd_reserve::lock_restored) make enough
+    /// room.
     pub(crate) fn recv(&self, bytes: &mut [u8]) -> SeqpacketRecv {
         let mut peeked = self.peek(bytes);
         // Set if the descriptors exceed the limit. The reserve makes room for those of a grant.
@@ -354,7 +355,7 @@ impl ShmSocket {
             && flags.contains(ReturnFlags::CTRUNC)
         {
             fds.clear();
-            reserve = Some(fd_reserve::lock());
+            reserve = Some(fd_reserve::lock_restored());
             drop(reserve.as_mut().and_then(|reserve| reserve.take()));
             peeked = self.peek(bytes);
         }
