@@ -211,7 +211,7 @@
 //!
 //! **Credits.** A client has 256 calls under way, or `max_in_flight`; more wait. `poll_ready`
 //! reserves a credit for `call`. The server refuses requests beyond its limits with
-//! `ResourceExhausted`: 256 requests and bodies of 64 MiB of each client, 4,096 requests of all.
+//! `ResourceExhausted`: 256 requests and 256 MiB of each client, 4,096 requests and 1 GiB of all.
 //!
 //! **Deadlines and cancellation.** A call carries the time that is left. When it is over, the
 //! client returns `DeadlineExceeded`, and the server drops the handler. When a call is dropped, the

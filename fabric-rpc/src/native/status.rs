@@ -12,8 +12,8 @@ use super::Metadata;
 ///
 /// | code | reported by | was the handler started? |
 /// |---|---|---|
-/// | [`Unavailable`](Self::Unavailable) with `retry_safe` | the client, when the request was not sent; the server, while it shuts down | no |
-/// | [`Unavailable`](Self::Unavailable) without | the client, when the server died or closed its endpoint after the request was sent | unknown |
+/// | [`Unavailable`](Self::Unavailable) | the client, when the request was not sent; the server, while it shuts down | no |
+/// | | the client, when the server died or closed its endpoint after the request was sent | unknown |
 /// | [`DeadlineExceeded`](Self::DeadlineExceeded) | the client; the server drops the handler at the same time | unknown |
 /// | [`Cancelled`](Self::Cancelled) | the server, of a call that the client has dropped | unknown |
 /// | [`ResourceExhausted`](Self::ResourceExhausted) | the server, beyond a limit of requests under way; the client, for a `call` without a credit | no |
@@ -25,10 +25,7 @@ use super::Metadata;
 #[non_exhaustive]
 pub enum Code {
     /// There is no server, or it ended before it has answered.
-    Unavailable {
-        /// Whether the server has certainly not started the handler.
-        retry_safe: bool,
-    },
+    Unavailable,
     /// The time of the call is over.
     DeadlineExceeded,
     /// The client has dropped the call.
@@ -47,7 +44,10 @@ pub enum Code {
     Application(u32),
 }
 
-/// A failed call: a [`Code`], a message for people, and metadata.
+/// A failed call: a [`Code`], a message for people, metadata, and whether a retry is safe.
+///
+/// A handler may fail with any code. Only the client and the server itself create a status that is
+/// safe to retry.
 ///
 /// ```
 /// use fabric_rpc::native::{Code, Status};
@@ -59,6 +59,7 @@ pub enum Code {
 pub struct Status {
     code: Code,
     message: Cow<'static, str>,
+    is_retry_safe: bool,
     /// What the handler adds.
     pub metadata: Metadata,
 }
@@ -69,7 +70,24 @@ impl Status {
         Self {
             code,
             message: message.into(),
+            is_retry_safe: false,
             metadata: Metadata::new(),
+        }
+    }
+
+    /// Creates the status of a request whose handler was certainly not started.
+    pub(super) fn not_started(code: Code, message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            is_retry_safe: true,
+            ..Self::new(code, message)
+        }
+    }
+
+    /// Marks the status as that of a handler, which may have passed on the status of another call.
+    pub(super) fn of_handler(self) -> Self {
+        Self {
+            is_retry_safe: false,
+            ..self
         }
     }
 
@@ -85,19 +103,12 @@ impl Status {
         &self.message
     }
 
-    /// Returns whether the server has certainly not started the handler, so that a retry executes
-    /// the request at most once: [`Code::Unavailable`] with `retry_safe`, and
+    /// Returns whether the server has certainly not started the handler, and a later attempt may
+    /// succeed: a retry executes the request at most once. True only for [`Code::Unavailable`] and
     /// [`Code::ResourceExhausted`].
     #[must_use]
     pub fn is_retry_safe(&self) -> bool {
-        matches!(
-            self.code,
-            Code::Unavailable { retry_safe: true } | Code::ResourceExhausted
-        )
-    }
-
-    pub(super) fn unavailable(retry_safe: bool, message: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(Code::Unavailable { retry_safe }, message)
+        self.is_retry_safe
     }
 
     pub(super) fn deadline() -> Self {
@@ -113,11 +124,39 @@ impl Status {
     pub(super) fn from_refused_send(what: &str, error: &Error) -> Self {
         match error {
             Error::TooLong { len, limit, .. } => Self::too_large(what, *len, *limit),
-            error if error.is_peer_unavailable() => Self::unavailable(
-                !matches!(error, Error::PeerGone(_)),
-                format!("the {what} was not sent: {error}"),
-            ),
+            error if error.is_peer_unavailable() => Self {
+                is_retry_safe: !matches!(error, Error::PeerGone(_)),
+                ..Self::new(
+                    Code::Unavailable,
+                    format!("the {what} was not sent: {error}"),
+                )
+            },
             error => Self::new(Code::Internal, format!("the {what} was not sent: {error}")),
+        }
+    }
+}
+
+/// The bit of the completion data of a status that is safe to retry.
+const RETRY_SAFE: u64 = 1;
+
+impl Status {
+    /// Returns the completion data of an answer with this status, which are not 0.
+    pub(super) fn to_wire(&self) -> u64 {
+        let retry_safe = if self.is_retry_safe { RETRY_SAFE } else { 0 };
+        self.code.to_wire() | retry_safe
+    }
+
+    /// Returns the status of an answer with these completion data, which are not 0.
+    pub(super) fn from_wire(number: u64, message: String, metadata: Metadata) -> Self {
+        let with_flag = Code::from_wire(number).map(|code| (code, false));
+        let (code, is_retry_safe) = with_flag
+            .or_else(|| Some((Code::from_wire(number ^ RETRY_SAFE)?, true)))
+            .unwrap_or((Code::Malformed, false));
+        Self {
+            code,
+            message: message.into(),
+            is_retry_safe,
+            metadata,
         }
     }
 }
@@ -125,35 +164,33 @@ impl Status {
 impl Code {
     /// Returns the code as a number of the wire: the kind in the upper 32 bits, the value of the
     /// program in the lower 32. 0 is the success.
-    pub(super) fn to_wire(self) -> u64 {
+    fn to_wire(self) -> u64 {
         let kind = match self {
-            Self::Unavailable { retry_safe: false } => 1,
-            Self::Unavailable { retry_safe: true } => 2,
-            Self::DeadlineExceeded => 3,
-            Self::Cancelled => 4,
-            Self::Unimplemented => 5,
-            Self::ResourceExhausted => 6,
-            Self::TooLarge => 7,
-            Self::Malformed => 8,
-            Self::Internal => 9,
-            Self::Application(value) => return (10 << 32) | u64::from(value),
+            Self::Unavailable => 1,
+            Self::DeadlineExceeded => 2,
+            Self::Cancelled => 3,
+            Self::Unimplemented => 4,
+            Self::ResourceExhausted => 5,
+            Self::TooLarge => 6,
+            Self::Malformed => 7,
+            Self::Internal => 8,
+            Self::Application(value) => return (9 << 32) | u64::from(value),
         };
         kind << 32
     }
 
     /// Returns the code of a number that is not 0; `None` for an unknown number.
-    pub(super) fn from_wire(number: u64) -> Option<Self> {
+    fn from_wire(number: u64) -> Option<Self> {
         Some(match (number >> 32, number as u32) {
-            (1, 0) => Self::Unavailable { retry_safe: false },
-            (2, 0) => Self::Unavailable { retry_safe: true },
-            (3, 0) => Self::DeadlineExceeded,
-            (4, 0) => Self::Cancelled,
-            (5, 0) => Self::Unimplemented,
-            (6, 0) => Self::ResourceExhausted,
-            (7, 0) => Self::TooLarge,
-            (8, 0) => Self::Malformed,
-            (9, 0) => Self::Internal,
-            (10, value) => Self::Application(value),
+            (1, 0) => Self::Unavailable,
+            (2, 0) => Self::DeadlineExceeded,
+            (3, 0) => Self::Cancelled,
+            (4, 0) => Self::Unimplemented,
+            (5, 0) => Self::ResourceExhausted,
+            (6, 0) => Self::TooLarge,
+            (7, 0) => Self::Malformed,
+            (8, 0) => Self::Internal,
+            (9, value) => Self::Application(value),
             _ => return None,
         })
     }
@@ -162,8 +199,7 @@ impl Code {
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Unavailable { retry_safe: true } => "unavailable, safe to retry",
-            Self::Unavailable { retry_safe: false } => "unavailable",
+            Self::Unavailable => "unavailable",
             Self::DeadlineExceeded => "deadline exceeded",
             Self::Cancelled => "cancelled",
             Self::Unimplemented => "unimplemented",
@@ -179,6 +215,9 @@ impl fmt::Display for Code {
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.code)?;
+        if self.is_retry_safe {
+            f.write_str(", safe to retry")?;
+        }
         if !self.message.is_empty() {
             write!(f, ": {}", self.message)?;
         }
@@ -212,8 +251,7 @@ mod tests {
     #[test]
     fn codes_keep_their_numbers() {
         let codes = [
-            Code::Unavailable { retry_safe: false },
-            Code::Unavailable { retry_safe: true },
+            Code::Unavailable,
             Code::DeadlineExceeded,
             Code::Cancelled,
             Code::Unimplemented,
@@ -229,8 +267,27 @@ mod tests {
         }
         let largest = Code::Application(u32::MAX);
         assert_eq!(Code::from_wire(largest.to_wire()), Some(largest));
-        for unknown in [1, (1 << 32) | 1, 11 << 32, u64::MAX] {
+        for unknown in [1, (1 << 32) | 2, 10 << 32, u64::MAX] {
             assert_eq!(Code::from_wire(unknown), None);
+        }
+    }
+
+    #[test]
+    fn statuses_keep_whether_a_retry_is_safe() {
+        let decode = |number| Status::from_wire(number, String::new(), Metadata::new());
+        let refused = Status::not_started(Code::ResourceExhausted, "");
+        assert_eq!(decode(refused.to_wire()), refused);
+        for code in [
+            Code::Unavailable,
+            Code::Application(1),
+            Code::Application(2),
+        ] {
+            let status = Status::new(code, "");
+            assert_eq!(decode(status.to_wire()), status);
+        }
+        assert!(!refused.of_handler().is_retry_safe());
+        for unknown in [1, (1 << 32) | 2, 10 << 32, u64::MAX] {
+            assert_eq!(decode(unknown).code(), Code::Malformed);
         }
     }
 }

@@ -163,6 +163,16 @@ impl OutgoingMessage {
         }
     }
 
+    /// Returns how many bytes of the payload are in memory of this process that was not lent.
+    pub(super) fn bytes_in_memory(&self) -> usize {
+        match &self.payload {
+            OutgoingPayload::Bytes(bytes) => bytes.len(),
+            OutgoingPayload::Loan(_) => 0,
+            OutgoingPayload::Received(buf) if buf.is_in_place() => 0,
+            OutgoingPayload::Received(buf) => buf.len(),
+        }
+    }
+
     /// Starts the send. On failure the message is returned, so that it can be sent again.
     pub(super) fn start(
         self,

@@ -3,9 +3,8 @@
 use bytes::Bytes;
 use fabric_rpc::native::{Client, Code, Request};
 
-use crate::service::{
-    DEADLINE, ECHO, FAIL, PANIC, PANIC_LATER, TestServer, WAIT, check_echo, take,
-};
+use crate::common::take;
+use crate::service::{DEADLINE, ECHO, FAIL, PANIC, PANIC_LATER, TestServer, WAIT, check_echo};
 use crate::{run, run_on_two_threads};
 
 fn pattern(len: usize, seed: usize) -> Bytes {

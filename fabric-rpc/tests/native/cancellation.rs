@@ -7,8 +7,9 @@ use fabric_async::{Endpoint, FiAddr};
 use fabric_rpc::native::{Client, Code, Request};
 use tokio::sync::mpsc;
 
+use crate::common::take;
 use crate::run;
-use crate::service::{ECHO, TestServer, WAIT, check_echo, take};
+use crate::service::{ECHO, TestServer, WAIT, check_echo};
 
 const SHORT: Duration = Duration::from_millis(2);
 
@@ -99,6 +100,7 @@ pub(crate) struct RawRequest {
 
 pub(crate) const REQUEST: u64 = 1 << 60;
 pub(crate) const RESPONSE: u64 = 2 << 60;
+pub(crate) const CANCEL: u64 = 3 << 60;
 
 /// Receives requests, and nothing else.
 pub(crate) fn receive_raw(ep: &Endpoint) -> mpsc::UnboundedReceiver<RawRequest> {

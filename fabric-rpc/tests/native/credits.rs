@@ -7,8 +7,9 @@ use fabric_rpc::native::{Code, Request};
 use futures_util::FutureExt;
 use tower::{Service, ServiceExt};
 
+use crate::common::take;
 use crate::run;
-use crate::service::{ECHO, TestServer, WAIT, check_echo, take};
+use crate::service::{ECHO, TestServer, WAIT, check_echo};
 
 #[test]
 fn clone_of_a_ready_client_is_not_ready() {

@@ -1,11 +1,15 @@
 //! Messages that are no calls, and peers that take no answers.
 
-use fabric_async::{Endpoint, Error, Event, EventKind};
-use fabric_rpc::native::{Client, Code, Request, Server};
+use std::time::Duration;
 
-use crate::cancellation::{REQUEST, RESPONSE, receive_raw};
+use fabric_async::{Endpoint, Error, Event, EventKind};
+use fabric_rpc::native::{Client, Code, ReconnectPolicy, Request, Server};
+use tokio::time::timeout;
+
+use crate::cancellation::{CANCEL, REQUEST, RESPONSE, receive_raw};
+use crate::common::{Probe, take, unassigned_address};
 use crate::run;
-use crate::service::{ECHO, TestServer, WAIT, check_echo, take};
+use crate::service::{ECHO, LEN, TestServer, WAIT, check_echo, handle};
 
 /// Tags that are not of this protocol, or whose flags do not fit together.
 const BAD_TAGS: [u64; 8] = [
@@ -65,7 +69,7 @@ fn server_survives_messages_that_are_no_calls() {
                 .await
                 .unwrap();
             let answer = ep.recv().tag(RESPONSE | 1 << 56 | id).await.unwrap();
-            assert_eq!(answer.transfer.data, Some(8 << 32), "malformed");
+            assert_eq!(answer.transfer.data, Some(7 << 32), "malformed");
         }
         // So is a trailer that is not there.
         let tag = REQUEST | 2 << 56 | 99;
@@ -75,7 +79,7 @@ fn server_survives_messages_that_are_no_calls() {
             .await
             .unwrap();
         let answer = ep.recv().tag(RESPONSE | 1 << 56 | 99).await.unwrap();
-        assert_eq!(answer.transfer.data, Some(8 << 32));
+        assert_eq!(answer.transfer.data, Some(7 << 32));
 
         // An id that is under way is refused; the request that has it goes on.
         let wait = u64::from(WAIT) << 32;
@@ -91,23 +95,29 @@ fn server_survives_messages_that_are_no_calls() {
             .await
             .unwrap();
         let answer = ep.recv().tag(RESPONSE | 1 << 56 | 5).await.unwrap();
-        assert_eq!(answer.transfer.data, Some(8 << 32));
+        assert_eq!(answer.transfer.data, Some(7 << 32));
         server.probe.go_on.add_permits(1);
         assert_eq!(&ep.recv().tag(RESPONSE | 5).await.unwrap()[..], b"first");
         check_echo(&client).await;
     });
 }
 
-/// Sends messages with this tag until the server has disconnected the sender.
-async fn send_until_disconnected(address: &str, server: &TestServer, tag: Option<u64>, len: usize) {
+/// Sends messages with the tags that `tag` returns until the server has disconnected the sender,
+/// which receives nothing.
+async fn send_until_disconnected(
+    address: &str,
+    server: &TestServer,
+    tag: impl Fn(u64) -> Option<u64>,
+    len: usize,
+) {
     let client = server.client().await;
     let ep = Endpoint::bind(address).await.unwrap();
     let mut events = ep.take_events().expect("the first call gets the queue");
     let to_server = ep.add_peer(&server.name).await.unwrap();
     for id in 0.. {
         let send = ep.send(to_server, vec![0; len]).data(u64::from(ECHO) << 32);
-        let sent = match tag {
-            Some(tag) => send.tag(tag | id).await,
+        let sent = match tag(id) {
+            Some(tag) => send.tag(tag).await,
             None => send.await,
         };
         if let Err(failed) = sent {
@@ -135,7 +145,7 @@ async fn send_until_disconnected(address: &str, server: &TestServer, tag: Option
 fn server_disconnects_a_client_of_untagged_messages() {
     run(async |address| {
         let server = TestServer::start(address).await;
-        send_until_disconnected(address, &server, None, 16 << 10).await;
+        send_until_disconnected(address, &server, |_| None, 16 << 10).await;
     });
 }
 
@@ -144,7 +154,150 @@ fn server_disconnects_a_client_that_takes_no_answers() {
     run(async |address| {
         let builder = Server::builder().max_in_flight_per_client(8);
         let server = TestServer::start_with(address, builder).await;
-        send_until_disconnected(address, &server, Some(REQUEST), 4000).await;
+        send_until_disconnected(address, &server, |id| Some(REQUEST | id), 4000).await;
+    });
+}
+
+/// Requests of one id count as those of many.
+#[test]
+fn server_disconnects_a_client_that_repeats_an_id() {
+    run(async |address| {
+        let builder = Server::builder().max_in_flight_per_client(8);
+        let server = TestServer::start_with(address, builder).await;
+        send_until_disconnected(address, &server, |_| Some(REQUEST | 5), 4000).await;
+        // So do requests that are too long, which are refused before others.
+        let builder = Server::builder().max_body_len(1000);
+        let server = TestServer::start_with(address, builder).await;
+        send_until_disconnected(address, &server, |_| Some(REQUEST | 5), 40_000).await;
+    });
+}
+
+/// A repeated id, which is refused, changes nothing of the request that has it: it can be canceled.
+#[test]
+fn request_of_a_repeated_id_can_be_canceled() {
+    run(async |address| {
+        let server = TestServer::start(address).await;
+        let ep = Endpoint::bind(address).await.unwrap();
+        let to_server = ep.add_peer(&server.name).await.unwrap();
+        let wait = u64::from(WAIT) << 32;
+        let request = || {
+            ep.send(to_server, vec![0; 20_000])
+                .tag(REQUEST | 5)
+                .data(wait)
+        };
+        request().await.unwrap();
+        take(&server.probe.waiting).await;
+        for _ in 0..300 {
+            request().await.unwrap();
+        }
+        ep.send(to_server, "")
+            .tag(CANCEL | 5)
+            .data(0)
+            .await
+            .unwrap();
+        take(&server.probe.dropped).await;
+        check_echo(&server.client().await).await;
+    });
+}
+
+/// A client that does not take its answers holds up a shutdown no longer than the time limit of
+/// answers.
+#[test]
+fn server_shuts_down_beside_a_client_that_takes_no_answers() {
+    run(async |address| {
+        let builder = Server::builder().answer_timeout(Duration::from_millis(50));
+        let server = builder.bind(address).await.unwrap();
+        let name = server.name().clone();
+        let probe = Probe::new();
+        let service = tower::service_fn({
+            let probe = probe.clone();
+            move |request| handle(probe.clone(), request)
+        });
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let serving = server.serve_with_shutdown(service, async { drop(stopped.await) });
+        let serving = tokio::spawn(serving);
+        let ep = Endpoint::bind(address).await.unwrap();
+        let to_server = ep.add_peer(&name).await.unwrap();
+        let len = 16_u64 << 20;
+        for id in 0..3 {
+            let send = ep.send(to_server, len.to_le_bytes().to_vec());
+            send.tag(REQUEST | id)
+                .data(u64::from(LEN) << 32)
+                .await
+                .unwrap();
+        }
+        // The server has the requests before this one.
+        let wait = ep.send(to_server, "").tag(REQUEST | 7);
+        wait.data(u64::from(WAIT) << 32).await.unwrap();
+        take(&probe.waiting).await;
+        drop(stop);
+        probe.go_on.add_permits(1);
+        serving.await.unwrap().unwrap();
+    });
+}
+
+/// Messages of another endpoint than the server end no call of the client.
+#[test]
+fn client_survives_messages_of_strangers() {
+    run(async |address| {
+        let server = TestServer::start(address).await;
+        let name = match address {
+            "shm://" => format!("shm://native-client-{}", std::process::id()),
+            _ => format!("tcp://{}", unassigned_address()),
+        };
+        let client = server.client_with(|builder| builder.bind_to(&name)).await;
+        let waiting = tokio::spawn({
+            let client = client.clone();
+            async move { client.call(Request::new(WAIT, "")).await }
+        });
+        take(&server.probe.waiting).await;
+        let stranger = Endpoint::bind(address).await.unwrap();
+        let mut events = stranger.take_events().unwrap();
+        let to_client = stranger.add_peer(&*name).await.unwrap();
+        let is_down = |event: Event| matches!(event.kind, EventKind::PeerDown { .. });
+        // The client disconnects the stranger, whose messages fill its share of the budget.
+        let limit = Duration::from_millis(20);
+        let send = || stranger.send(to_client, vec![0; 1 << 20]).tag(RESPONSE);
+        while !std::iter::from_fn(|| events.try_read()).any(is_down) {
+            let _ = timeout(limit, send()).await;
+            check_echo(&client).await;
+        }
+        server.probe.go_on.add_permits(1);
+        waiting.await.unwrap().unwrap();
+    });
+}
+
+/// A server that ends each connection is not connected to without pauses.
+#[test]
+fn client_pauses_before_it_connects_to_a_server_that_answers_nothing() {
+    run(async |address| {
+        let ep = Endpoint::bind(address).await.unwrap();
+        let mut events = ep.take_events().unwrap();
+        let policy = ReconnectPolicy {
+            initial: Duration::from_secs(10_000),
+            max: Duration::from_secs(10_000),
+            ..ReconnectPolicy::default()
+        };
+        let client = Client::builder(ep.name()).reconnect(policy).connect_lazy();
+        let ending = tokio::spawn(async move {
+            let mut connections = 0;
+            while connections < 2 {
+                if let EventKind::PeerConnected { peer, .. } = events.read().await.kind {
+                    connections += 1;
+                    ep.disconnect(&peer).unwrap();
+                }
+            }
+        });
+        for _ in 0..10 {
+            let request = Request::new(ECHO, "").timeout(Duration::from_millis(20));
+            let status = client.call(request).await.unwrap_err();
+            assert!(
+                matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded),
+                "{status}"
+            );
+        }
+        assert!(!ending.is_finished(), "the client has connected again");
+        ending.abort();
     });
 }
 
@@ -170,7 +323,11 @@ fn server_keeps_no_more_long_answers_than_its_limit() {
             match answer.transfer.data {
                 Some(0) => assert_eq!(answer.len(), 1 << 20),
                 other => {
-                    assert_eq!(other, Some(6 << 32), "resource exhausted");
+                    assert_eq!(
+                        other,
+                        Some(5 << 32 | 1),
+                        "resource exhausted, safe to retry"
+                    );
                     refused += 1;
                 }
             }

@@ -1,9 +1,10 @@
 //! Sizes and numbers beyond the limits.
 
-use fabric_rpc::native::{Code, Metadata, Request, Server};
+use fabric_rpc::native::{Client, Code, Metadata, Request, Server};
 
+use crate::common::take;
 use crate::run;
-use crate::service::{ECHO, LEN, TestServer, WAIT, check_echo, take};
+use crate::service::{ECHO, LEN, TestServer, WAIT, check_echo};
 
 const LIMIT: usize = 100_000;
 
@@ -88,6 +89,47 @@ fn metadata_have_a_limit() {
         );
         assert_eq!(lent(room + 1).await.unwrap_err().code(), Code::TooLarge);
         check_echo(&client).await;
+    });
+}
+
+/// A handler that passes on the status of another call may have been started: no retry is safe.
+#[test]
+fn status_of_a_handler_is_not_safe_to_retry() {
+    run(async |address| {
+        let upstream = Server::builder().max_in_flight(0);
+        let upstream = TestServer::start_with(address, upstream).await;
+        let upstream = upstream.client().await;
+        let server = Server::bind(address).await.unwrap();
+        let client = Client::builder(server.name()).connect_lazy();
+        let proxy = tower::service_fn(move |request| {
+            let upstream = upstream.clone();
+            async move { upstream.call(request).await }
+        });
+        let serving = tokio::spawn(server.serve(proxy));
+        let status = client.call(Request::new(ECHO, "")).await.unwrap_err();
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert!(!status.is_retry_safe(), "{status}");
+        serving.abort();
+    });
+}
+
+#[test]
+fn bytes_beyond_the_limit_of_all_clients_are_refused() {
+    run(async |address| {
+        let builder = Server::builder().max_bytes_in_flight(LIMIT);
+        let server = TestServer::start_with(address, builder).await;
+        let clients = [server.client().await, server.client().await];
+        let call = |client: usize, len: usize| {
+            let client = clients[client].clone();
+            tokio::spawn(async move { client.call(Request::new(WAIT, vec![0; len])).await })
+        };
+        let accepted = call(0, LIMIT);
+        take(&server.probe.waiting).await;
+        let status = call(1, 1).await.unwrap().unwrap_err();
+        assert_eq!(status.message(), "too many bytes of requests are under way");
+        server.probe.go_on.add_permits(1);
+        accepted.await.unwrap().unwrap();
+        check_echo(&clients[1]).await;
     });
 }
 

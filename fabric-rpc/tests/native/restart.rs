@@ -1,68 +1,20 @@
 //! Servers in processes that are killed under load and started again.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fabric_rpc::native::{Client, Code, ReconnectPolicy, Request, Server};
 
-use crate::service::{ECHO, Probe, TestServer, WAIT, check_echo, handle, take};
-
-/// What a server prints when it listens.
-const LISTENS: &str = "the server listens";
+use crate::common::{Probe, TestProcess, report_listening, role, take, unassigned_address};
+use crate::service::{ECHO, TestServer, WAIT, check_echo, handle};
 
 /// The role of a client process: this, and the name of its server.
 const CLIENT: &str = "client of ";
 
-/// A server or client process, which is killed with the test.
-struct PeerProcess(Child);
-
-impl PeerProcess {
-    /// Starts a process with a role.
-    fn spawn(role: &str) -> Child {
-        Command::new(std::env::current_exe().expect("path of the test program"))
-            .args(["--exact", "server_entry_point", "--nocapture"])
-            .env("FABRIC_ROLE", role)
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("start the test program")
-    }
-
-    /// Starts a client that waits for an answer of the server with this name.
-    fn start_client(name: &str) -> Self {
-        Self(Self::spawn(&format!("{CLIENT}{name}")))
-    }
-
-    /// Starts a server at this address, and waits until it listens.
-    fn start(address: &str) -> Self {
-        let mut child = Self::spawn(address);
-        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
-        let listens = stdout
-            .lines()
-            .any(|line| line.expect("text").contains(LISTENS));
-        assert!(listens, "the server ended");
-        Self(child)
-    }
-
-    fn kill(&mut self) {
-        self.0.kill().expect("kill a child");
-        self.0.wait().expect("wait for a child");
-    }
-}
-
-impl Drop for PeerProcess {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Serves or calls, if this process was started for that.
 pub(crate) fn run_role() {
-    let Ok(address) = std::env::var("FABRIC_ROLE") else {
+    let Some(address) = role() else {
         return;
     };
     let runtime = tokio::runtime::Runtime::new().expect("build a runtime");
@@ -73,21 +25,11 @@ pub(crate) fn run_role() {
             panic!("the call ended: {answer:?}");
         }
         let server = Server::bind(address).await.expect("bind");
-        println!("{LISTENS}");
-        std::io::stdout().flush().expect("a pipe");
+        report_listening();
         let probe = Probe::new();
         let service = tower::service_fn(move |request| handle(probe.clone(), request));
         server.serve(service).await.expect("serve");
     });
-}
-
-/// Returns a port outside the range of which the kernel assigns ports to sockets.
-fn unassigned_port() -> u16 {
-    let begin = std::process::id().wrapping_mul(61) as u16;
-    (0..u16::MAX)
-        .map(|offset| 10_000 + begin.wrapping_add(offset) % 20_000)
-        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
-        .expect("a free port")
 }
 
 /// Answers and failures of the callers.
@@ -108,10 +50,10 @@ async fn call_forever(client: Client, counts: Arc<Counts>) {
                 counts.answers.fetch_add(1, Ordering::Relaxed);
             }
             Err(status) => match status.code() {
-                Code::Unavailable { retry_safe: true } => {
+                Code::Unavailable if status.is_retry_safe() => {
                     counts.safe_failures.fetch_add(1, Ordering::Relaxed);
                 }
-                Code::Unavailable { retry_safe: false } => {
+                Code::Unavailable => {
                     counts.unsafe_failures.fetch_add(1, Ordering::Relaxed);
                 }
                 _ => panic!("{status}"),
@@ -122,7 +64,7 @@ async fn call_forever(client: Client, counts: Arc<Counts>) {
 
 async fn survive_restarts(address: &str, restarts: usize) {
     const CALLERS: u64 = 8;
-    let mut server = PeerProcess::start(address);
+    let mut server = TestProcess::start_server(address);
     let policy = ReconnectPolicy {
         max: Duration::from_millis(50),
         ..ReconnectPolicy::default()
@@ -151,22 +93,19 @@ async fn survive_restarts(address: &str, restarts: usize) {
         tokio::task::block_in_place(|| server.kill());
         let status = waiting.await.unwrap_err();
         assert_eq!(
-            status.code(),
-            Code::Unavailable { retry_safe: false },
+            (status.code(), status.is_retry_safe()),
+            (Code::Unavailable, false),
             "{restart}: {status}"
         );
 
         let request = Request::new(ECHO, "").timeout(Duration::from_millis(5));
         let status = client.call(request).await.unwrap_err();
         assert!(
-            matches!(
-                status.code(),
-                Code::DeadlineExceeded | Code::Unavailable { .. }
-            ),
+            matches!(status.code(), Code::DeadlineExceeded | Code::Unavailable),
             "{status}"
         );
         answers = counts.answers.load(Ordering::Relaxed);
-        server = tokio::task::block_in_place(|| PeerProcess::start(address));
+        server = tokio::task::block_in_place(|| TestProcess::start_server(address));
         check_echo_until_answered(&client).await;
     }
     for caller in callers {
@@ -194,10 +133,7 @@ async fn check_echo_until_answered(client: &Client) {
     loop {
         match client.call(Request::new(ECHO, "")).await {
             Ok(_) => return,
-            Err(status) => assert!(
-                matches!(status.code(), Code::Unavailable { .. }),
-                "{status}"
-            ),
+            Err(status) => assert!(matches!(status.code(), Code::Unavailable), "{status}"),
         }
     }
 }
@@ -208,7 +144,7 @@ fn killed_client_drops_its_handler() {
         let server = TestServer::start(address).await;
         let client = server.client().await;
         for _ in 0..3 {
-            let mut process = PeerProcess::start_client(&server.name);
+            let mut process = TestProcess::start(&format!("{CLIENT}{}", server.name));
             take(&server.probe.waiting).await;
             process.kill();
             take(&server.probe.dropped).await;
@@ -238,5 +174,5 @@ fn client_survives_restarts_of_a_killed_server_over_shm() {
 
 #[test]
 fn client_survives_restarts_of_a_killed_server_over_tcp() {
-    run_restarts(&format!("tcp://127.0.0.1:{}", unassigned_port()));
+    run_restarts(&format!("tcp://{}", unassigned_address()));
 }

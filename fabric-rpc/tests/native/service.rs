@@ -5,8 +5,9 @@ use std::sync::Arc;
 use fabric_rpc::native::{
     Client, ClientBuilder, Code, Request, Response, Server, ServerBuilder, Status,
 };
-use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
+
+use crate::common::Probe;
 
 /// The answer is the request.
 pub(crate) const ECHO: u32 = 1;
@@ -22,46 +23,6 @@ pub(crate) const PANIC_LATER: u32 = 5;
 pub(crate) const LEN: u32 = 6;
 /// Answers whether the request has a deadline.
 pub(crate) const DEADLINE: u32 = 7;
-
-/// Permits that handlers and a test exchange.
-pub(crate) struct Probe {
-    /// One for each handler that waits.
-    pub(crate) waiting: Semaphore,
-    /// One for each handler that may go on.
-    pub(crate) go_on: Semaphore,
-    /// One for each waiting handler that was dropped before it went on.
-    pub(crate) dropped: Semaphore,
-}
-
-/// Waits for a permit, and takes it.
-pub(crate) async fn take(permits: &Semaphore) {
-    permits.acquire().await.expect("an open semaphore").forget();
-}
-
-struct AddOnDrop<'a>(&'a Semaphore);
-
-impl Drop for AddOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.add_permits(1);
-    }
-}
-
-impl Probe {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self {
-            waiting: Semaphore::new(0),
-            go_on: Semaphore::new(0),
-            dropped: Semaphore::new(0),
-        })
-    }
-
-    async fn wait(&self) {
-        self.waiting.add_permits(1);
-        let dropped = AddOnDrop(&self.dropped);
-        take(&self.go_on).await;
-        std::mem::forget(dropped);
-    }
-}
 
 pub(crate) async fn handle(probe: Arc<Probe>, request: Request) -> Result<Response, Status> {
     match request.method {

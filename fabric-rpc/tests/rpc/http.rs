@@ -21,8 +21,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use crate::common::{Probe, take};
 use crate::run;
-use crate::test_service::{Probe, take};
 
 type HttpClient = Client<FabricConnector, Full<Bytes>>;
 

@@ -7,11 +7,12 @@ use tokio::sync::mpsc;
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Status, Streaming};
 
+use crate::common::take;
 use crate::run;
 use crate::test_service::{
     ECHO_INITIAL, ECHO_TRAILING, EchoStatus, Empty, SimpleRequest, SimpleResponse,
     StreamingInputCallRequest, StreamingOutputCallRequest, StreamingOutputCallResponse,
-    output_request, payload, take,
+    output_request, payload,
 };
 use crate::tonic_server::TestServer;
 

@@ -2,6 +2,8 @@
 //! test that needs a server process starts this program again, with the role in the environment
 //! variable `FABRIC_ROLE`.
 
+#[path = "../common/mod.rs"]
+mod common;
 mod http;
 mod interop;
 mod processes;
@@ -9,29 +11,10 @@ mod tarpc_service;
 mod test_service;
 mod tonic_server;
 
-use std::time::Duration;
-
-/// The addresses that each test serves at.
-const ADDRESSES: [&str; 2] = ["shm://", "tcp://127.0.0.1:0"];
-
-/// Runs a test at each address, on a current-thread runtime. The time limit detects hangs; it is no
-/// measurement.
-fn run(test: impl AsyncFn(&str)) {
-    for address in ADDRESSES {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .expect("build a runtime");
-        runtime.block_on(async {
-            tokio::time::timeout(Duration::from_secs(100), test(address))
-                .await
-                .expect("the test hangs")
-        });
-    }
-}
+use common::run;
 
 /// The entry point of server processes; not a test.
 #[test]
-fn server_entry_point() {
+fn process_entry_point() {
     processes::run_role();
 }

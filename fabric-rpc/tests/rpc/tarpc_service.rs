@@ -14,8 +14,8 @@ use tarpc::server::{BaseChannel, Channel};
 use tarpc::tokio_serde::formats::{Bincode, Json};
 use tokio::task::JoinHandle;
 
+use crate::common::{Probe, take};
 use crate::run;
-use crate::test_service::{Probe, take};
 
 #[tarpc::service]
 trait Test {

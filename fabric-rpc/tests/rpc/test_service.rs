@@ -10,7 +10,6 @@ use std::task::{Context, Poll};
 use fabric_rpc::FabricConnectInfo;
 use futures_util::stream::{self, BoxStream, Stream, StreamExt};
 use http::uri::PathAndQuery;
-use tokio::sync::Semaphore;
 use tonic::body::Body;
 use tonic::metadata::MetadataMap;
 use tonic::server::NamedService;
@@ -18,6 +17,8 @@ use tonic::transport::Channel;
 use tonic::{Code, IntoStreamingRequest, Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 use tower::{Service, service_fn};
+
+use crate::common::Probe;
 
 pub(crate) const ECHO_INITIAL: &str = "x-grpc-test-echo-initial";
 pub(crate) const ECHO_TRAILING: &str = "x-grpc-test-echo-trailing-bin";
@@ -114,47 +115,6 @@ fn status(echo: Option<EchoStatus>) -> Result<(), Status> {
     match echo {
         Some(echo) => Err(Status::new(Code::from(echo.code), echo.message)),
         None => Ok(()),
-    }
-}
-
-/// Permits that the calls of [`TestService`] and a test exchange.
-pub(crate) struct Probe {
-    /// One for each call that waits.
-    pub(crate) waiting: Semaphore,
-    /// One for each call that may go on.
-    pub(crate) go_on: Semaphore,
-    /// One for each waiting call that was dropped before it went on.
-    pub(crate) dropped: Semaphore,
-}
-
-impl Probe {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self {
-            waiting: Semaphore::new(0),
-            go_on: Semaphore::new(0),
-            dropped: Semaphore::new(0),
-        })
-    }
-
-    /// Waits until a test lets one call go on.
-    pub(crate) async fn wait(&self) {
-        self.waiting.add_permits(1);
-        let dropped = AddOnDrop(&self.dropped);
-        take(&self.go_on).await;
-        std::mem::forget(dropped);
-    }
-}
-
-/// Waits for a permit, and takes it.
-pub(crate) async fn take(permits: &Semaphore) {
-    permits.acquire().await.expect("an open semaphore").forget();
-}
-
-struct AddOnDrop<'a>(&'a Semaphore);
-
-impl Drop for AddOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.add_permits(1);
     }
 }
 

@@ -13,10 +13,9 @@ use tokio::task::JoinHandle;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Response, Status};
 
+use crate::common::{Probe, take};
 use crate::run;
-use crate::test_service::{
-    Empty, Probe, SimpleRequest, SimpleResponse, TestClient, TestService, payload, take,
-};
+use crate::test_service::{Empty, SimpleRequest, SimpleResponse, TestClient, TestService, payload};
 
 /// A server of [`TestService`] in a task.
 pub(crate) struct TestServer {

@@ -29,7 +29,7 @@ use tracing::Span;
 pub use call::ResponseFuture;
 pub use reconnect::ReconnectPolicy;
 
-use super::{DEFAULT_MAX_BODY_LEN, LentBuf, Request, Response, Status};
+use super::{Code, DEFAULT_MAX_BODY_LEN, LentBuf, Request, Response, Status};
 use reconnect::{Link, SessionConfig};
 use session::{Session, default_bind_address};
 
@@ -210,7 +210,12 @@ impl Service<Request> for Client {
                 },
                 Credit::Waiting(waiting) => match ready!(waiting.as_mut().poll(cx)) {
                     Some(credit) => Credit::Reserved(credit),
-                    None => return Poll::Ready(Err(Status::unavailable(true, "closed"))),
+                    None => {
+                        return Poll::Ready(Err(Status::not_started(
+                            Code::Unavailable,
+                            "the client is closed",
+                        )));
+                    }
                 },
             };
         }

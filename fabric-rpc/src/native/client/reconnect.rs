@@ -15,7 +15,8 @@ use super::session::Session;
 /// call waits for the server.
 ///
 /// The pause after the first failed attempt is `initial`; each further one is `factor` times as
-/// long, up to `max`. A successful attempt resets the pause. Each pause is shortened by a random
+/// long, up to `max`. Attempts also keep the pauses if a server accepts connections and answers no
+/// call; the first answer resets the pause. Each pause is shortened by a random
 /// part of up to `jitter` of it, so that many clients of a server do not return at the same time.
 /// The pauses also hold between attempts for different calls. A client without calls makes no
 /// attempts.
@@ -68,7 +69,8 @@ impl ReconnectPolicy {
         } else {
             self.jitter
         };
-        pause.mul_f64(1.0 - jitter.clamp(0.0, 1.0) * random)
+        let shortened = pause.as_secs_f64() * (1.0 - jitter.clamp(0.0, 1.0) * random);
+        Duration::try_from_secs_f64(shortened).map_or(pause, |shortened| shortened.min(pause))
     }
 }
 
@@ -97,8 +99,8 @@ impl SessionConfig {
 /// The current session of a client.
 pub(super) struct Link {
     state: Mutex<LinkState>,
-    /// Changes with each result of an attempt.
-    attempts: watch::Sender<u64>,
+    /// The number of results: of sessions, and of failures that no further attempt can mend.
+    results: watch::Sender<u64>,
 }
 
 struct LinkState {
@@ -107,12 +109,12 @@ struct LinkState {
     is_connecting: bool,
     /// The number of calls that wait for a server.
     waiting: usize,
-    /// The pause after the next failed attempt.
+    /// The pause after the next attempt.
     pause: Duration,
     /// The earliest time of the next attempt.
     next_attempt: Option<Instant>,
-    /// The error of the last attempt if further ones cannot succeed.
-    failure: Option<Status>,
+    /// The number of the last attempt that showed that further ones cannot succeed, and its error.
+    failure: Option<(u64, Status)>,
 }
 
 impl Link {
@@ -126,7 +128,7 @@ impl Link {
                 next_attempt: None,
                 failure: None,
             }),
-            attempts: watch::channel(0).0,
+            results: watch::channel(0).0,
         }
     }
 
@@ -151,16 +153,23 @@ impl ClientShared {
             }
         }
         let link = &self.link;
-        let mut attempts = link.attempts.subscribe();
+        let mut results = link.results.subscribe();
+        let seen = *results.borrow_and_update();
         link.lock().waiting += 1;
         let _waiting = Waiting(link);
         loop {
             {
                 let mut state = link.lock();
-                if let Some(failure) = state.failure.take() {
-                    return Err(failure);
+                if let Some((number, failure)) = &state.failure
+                    && *number > seen
+                {
+                    return Err(failure.clone());
                 }
                 if let Some(session) = state.session.take_if(|session| session.has_ended()) {
+                    if session.has_served() {
+                        state.pause = self.config.policy.initial;
+                        state.next_attempt = None;
+                    }
                     drop(state);
                     drop(session);
                     continue;
@@ -172,23 +181,29 @@ impl ClientShared {
                     tokio::spawn(connect(Arc::downgrade(self)));
                 }
             }
-            if attempts.changed().await.is_err() {
-                return Err(Status::unavailable(true, "the client is closed"));
-            }
+            // The sender is in `self`.
+            let _ = results.changed().await;
         }
     }
 }
 
-/// Makes attempts to connect until one succeeds, or no call waits.
+/// Makes attempts to connect until one succeeds, one shows that none can, or no call waits.
 async fn connect(client: Weak<ClientShared>) {
+    /// Lets calls that wait start another task, also if this one panics or its runtime ends.
+    struct EndOnDrop(Weak<ClientShared>);
+    impl Drop for EndOnDrop {
+        fn drop(&mut self) {
+            if let Some(client) = self.0.upgrade() {
+                client.link.lock().is_connecting = false;
+                client.link.results.send_modify(|count| *count += 1);
+            }
+        }
+    }
+    let _end = EndOnDrop(client.clone());
     loop {
         let Some((config, next_attempt)) = client.upgrade().and_then(|client| {
-            let mut state = client.link.lock();
-            if state.waiting == 0 {
-                state.is_connecting = false;
-                return None;
-            }
-            Some((client.config.clone(), state.next_attempt))
+            let state = client.link.lock();
+            (state.waiting > 0).then(|| (client.config.clone(), state.next_attempt))
         }) else {
             return;
         };
@@ -199,34 +214,26 @@ async fn connect(client: Weak<ClientShared>) {
         let Some(client) = client.upgrade() else {
             return;
         };
+        let number = *client.link.results.borrow() + 1;
         let mut state = client.link.lock();
-        let ended = match opened {
+        let pause = config.policy.with_jitter(state.pause, fastrand::f64());
+        state.next_attempt = Instant::now().checked_add(pause);
+        state.pause = config.policy.next(state.pause);
+        match opened {
             Ok(session) => {
                 tracing::debug!(target: "fabric_rpc::native", parent: &client.span, "connected");
                 state.session = Some(session);
-                state.pause = config.policy.initial;
-                state.next_attempt = None;
-                true
+                return;
             }
             Err(error) => {
                 tracing::debug!(target: "fabric_rpc::native", parent: &client.span, %error,
                     "connection attempt failed");
-                let pause = config.policy.with_jitter(state.pause, fastrand::f64());
-                state.next_attempt = Instant::now().checked_add(pause);
-                state.pause = config.policy.next(state.pause);
-                let is_final = is_final(&error);
-                if is_final {
+                if is_final(&error) {
                     let message = format!("cannot connect to {}: {error}", config.server);
-                    state.failure = Some(Status::new(Code::Internal, message));
+                    state.failure = Some((number, Status::new(Code::Internal, message)));
+                    return;
                 }
-                is_final
             }
-        };
-        if ended {
-            state.is_connecting = false;
-            drop(state);
-            client.link.attempts.send_modify(|count| *count += 1);
-            return;
         }
     }
 }
@@ -283,5 +290,6 @@ mod tests {
         assert_eq!(policy.next(policy.initial), policy.max);
         assert_eq!(policy.with_jitter(policy.max, 1.0), Duration::ZERO);
         assert_eq!(policy.with_jitter(policy.max, 0.0), policy.max);
+        assert_eq!(policy.with_jitter(Duration::MAX, 0.0), Duration::MAX);
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use fabric_async::stats::EndpointStats;
 use fabric_async::{
-    BindOptions, Endpoint, Error, EventKind, EventQueue, FiAddr, LoanedBuf, Scheme,
+    Address, BindOptions, Endpoint, Error, EventKind, EventQueue, FiAddr, LoanedBuf, Scheme,
 };
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
@@ -29,6 +29,7 @@ use super::slots::{CallTurn, ReaderTurn, SlotTable};
 pub(super) struct Session {
     ep: Endpoint,
     server: FiAddr,
+    server_name: Address,
     slots: Arc<SlotTable>,
     receive: Mutex<ReceiveState>,
     reader: OnceLock<AbortHandle>,
@@ -75,12 +76,14 @@ impl Session {
         let ep = options.max_msg_size(limit).bind(bind_to).await?;
         let events = ep.take_events().ok_or(Error::Canceled)?;
         let server = ep.add_peer(server).await?;
+        let server_name = ep.address_vector().lookup(server)?;
         let slots = Arc::<SlotTable>::default();
         let has_received = Arc::<AtomicBool>::default();
         let answers = receive_answers(ep.clone(), server, slots.clone(), has_received.clone());
         let session = Arc::new(Self {
             ep,
             server,
+            server_name,
             slots,
             receive: Mutex::new(ReceiveState {
                 answers: Box::pin(answers),
@@ -105,6 +108,11 @@ impl Session {
 
     pub(super) fn has_ended(&self) -> bool {
         self.slots.has_ended()
+    }
+
+    /// Returns whether the server has answered a call.
+    pub(super) fn has_served(&self) -> bool {
+        self.slots.has_served()
     }
 
     pub(super) fn stats(&self) -> EndpointStats {
@@ -149,7 +157,7 @@ impl Session {
     /// Ends the session; calls under way fail.
     pub(super) fn end(&self, reason: &Error) {
         let message = format!("the server left during the call: {reason}");
-        self.slots.end(&Status::unavailable(false, message));
+        self.slots.end(&Status::new(Code::Unavailable, message));
     }
 
     /// Receives answers for as long as other tasks do not, and slots wait.
@@ -204,19 +212,25 @@ impl Session {
         }
     }
 
+    /// Returns whether an event is about the server. The event of a server that has left has no
+    /// handle if the handle leads to a new server of the name already.
+    fn is_server(&self, peer: &Address, source: Option<FiAddr>) -> bool {
+        source.map_or(*peer == self.server_name, |source| source == self.server)
+    }
+
     fn on_event(&self, receive: &mut ReceiveState, event: EventKind, cx: &mut Context<'_>) {
         match event {
-            EventKind::PeerDown { peer, source, .. }
-                if source.is_none_or(|source| source == self.server) =>
-            {
+            EventKind::PeerDown { peer, source, .. } if self.is_server(&peer, source) => {
                 // The last answers may still be in the ring.
                 while self.poll_receive(receive, cx) {}
                 self.end(&Error::PeerGone(peer));
             }
-            EventKind::PeerOverBudget { peer, .. } => {
-                let what = "the server sends messages that are no answers".into();
+            EventKind::PeerOverBudget { peer, source, .. } => {
                 let _ = self.ep.disconnect(&peer);
-                self.end(&Error::Protocol { peer, what });
+                if self.is_server(&peer, source) {
+                    let what = "the server sends messages that are no answers".into();
+                    self.end(&Error::Protocol { peer, what });
+                }
             }
             _ => {}
         }
@@ -349,14 +363,16 @@ impl PendingCall {
                     }
                 };
                 let has_received = self.session.poll_receive(&mut receive, cx);
-                match slots.try_take(self.id) {
+                if !has_received {
+                    self.session.read_events(&mut receive, cx);
+                }
+                drop(receive);
+                match slots.take_after_receive(self.id) {
                     Some(answer) => answer,
-                    None if has_received => {
-                        cx.waker().wake_by_ref();
-                        return Poll::Pending;
-                    }
                     None => {
-                        self.session.read_events(&mut receive, cx);
+                        if has_received {
+                            cx.waker().wake_by_ref();
+                        }
                         return Poll::Pending;
                     }
                 }
@@ -370,10 +386,7 @@ impl PendingCall {
         let Answer { flags, data, buf } = answer;
         let incoming = IncomingMessage::decode(flags, buf)?;
         if data != 0 {
-            let code = Code::from_wire(data).unwrap_or(Code::Malformed);
-            let mut status = Status::new(code, incoming.message);
-            status.metadata = incoming.metadata;
-            return Err(status);
+            return Err(Status::from_wire(data, incoming.message, incoming.metadata));
         }
         let (len, limit) = (incoming.body.len(), self.session.max_body_len);
         if len > limit {

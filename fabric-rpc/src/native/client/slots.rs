@@ -34,6 +34,8 @@ struct Slots {
     /// Slots that wait for an answer, abandoned ones included.
     unanswered: usize,
     receiver: Receiver,
+    /// Whether the server has answered a call.
+    has_served: bool,
     /// Of the reader task, while another task is the receiver.
     reader: Option<Waker>,
     /// Why the session has ended.
@@ -163,11 +165,21 @@ impl SlotTable {
         CallTurn::Receive
     }
 
-    /// Takes the answer of a call, if it has come.
-    pub(super) fn try_take(&self, id: u64) -> Option<Result<Answer, Status>> {
+    /// Takes the answer of a call that has polled the receive, if the answer has come.
+    ///
+    /// The reader task may have become the receiver after [`poll_call`](Self::poll_call), and have
+    /// polled the receive before the call did, whose waker has replaced that of the reader. So the
+    /// reader is woken to poll again.
+    pub(super) fn take_after_receive(&self, id: u64) -> Option<Result<Answer, Status>> {
         let mut slots = self.lock();
-        let (answer, credit) = slots.take_answer(id)?;
+        let is_replaced = slots.receiver == Receiver::Reader;
+        let reader = slots.reader.clone().filter(|_| is_replaced);
+        let taken = slots.take_answer(id);
         drop(slots);
+        if let Some(waker) = reader {
+            waker.wake();
+        }
+        let (answer, credit) = taken?;
         drop(credit);
         Some(answer)
     }
@@ -199,6 +211,7 @@ impl SlotTable {
     pub(super) fn deliver(&self, id: u64, answer: Result<Answer, Status>) {
         let mut slots = self.lock();
         let is_receiver = slots.receiver == Receiver::Call(id);
+        slots.has_served = true;
         let Some(slot) = slots.get_mut(id) else {
             return;
         };
@@ -255,6 +268,11 @@ impl SlotTable {
 
     pub(super) fn has_ended(&self) -> bool {
         self.lock().ended.is_some()
+    }
+
+    /// Returns whether the server has answered a call.
+    pub(super) fn has_served(&self) -> bool {
+        self.lock().has_served
     }
 
     /// Polls what the reader task does next.
@@ -345,4 +363,85 @@ impl Drop for WakeOnDrop {
 
 fn index_of(id: u64) -> usize {
     (id & ((1 << INDEX_BITS) - 1)) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct CountWakes(AtomicUsize);
+
+    impl Wake for CountWakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    impl CountWakes {
+        fn take(&self) -> usize {
+            self.0.swap(0, Ordering::Relaxed)
+        }
+    }
+
+    /// A call whose turn is to receive may poll the receive after the reader task has done so, and
+    /// then its waker is registered. The reader is the receiver, so it must poll again.
+    #[test]
+    fn reader_is_woken_when_a_call_has_replaced_its_waker() {
+        let (slots, credits) = (SlotTable::default(), Arc::new(Semaphore::new(2)));
+        let [reader, call] = [(); 2].map(|()| Arc::new(CountWakes::default()));
+        let wakers = [&reader, &call].map(|wakes| Waker::from(wakes.clone()));
+        let [mut reader_cx, mut call_cx] = [&wakers[0], &wakers[1]].map(Context::from_waker);
+        let open = || {
+            slots
+                .open(credits.clone().try_acquire_owned().unwrap())
+                .unwrap()
+                .0
+        };
+
+        assert_eq!(slots.poll_reader(&mut reader_cx), ReaderTurn::Wait);
+        let first = open();
+        assert!(matches!(
+            slots.poll_call(first, &mut call_cx),
+            CallTurn::Receive
+        ));
+        let second = open();
+        assert!(matches!(
+            slots.poll_call(second, &mut call_cx),
+            CallTurn::Wait
+        ));
+        assert_eq!(reader.take(), 1);
+        assert_eq!(slots.poll_reader(&mut reader_cx), ReaderTurn::Receive);
+        // The reader polls the receive, then the first call does.
+        assert!(slots.take_after_receive(first).is_none());
+        assert_eq!(reader.take(), 1);
+        assert_eq!(slots.poll_reader(&mut reader_cx), ReaderTurn::Receive);
+    }
+
+    #[test]
+    fn lone_call_receives_without_the_reader() {
+        let (slots, credits) = (SlotTable::default(), Arc::new(Semaphore::new(1)));
+        let reader = Arc::new(CountWakes::default());
+        let waker = Waker::from(reader.clone());
+        let mut cx = Context::from_waker(&waker);
+        assert_eq!(slots.poll_reader(&mut cx), ReaderTurn::Wait);
+        let mut noop = Context::from_waker(Waker::noop());
+        for _ in 0..3 {
+            let credit = credits.clone().try_acquire_owned().unwrap();
+            let (id, was_idle) = slots.open(credit).unwrap();
+            assert!(was_idle);
+            assert!(matches!(slots.poll_call(id, &mut noop), CallTurn::Receive));
+            assert!(slots.take_after_receive(id).is_none());
+            slots.deliver(id, Err(Status::deadline()));
+            assert!(slots.take_after_receive(id).is_some());
+        }
+        assert_eq!(reader.take(), 0);
+        assert_eq!(credits.available_permits(), 1);
+    }
 }

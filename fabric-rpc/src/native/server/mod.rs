@@ -36,7 +36,8 @@ use super::{DEFAULT_MAX_BODY_LEN, Lender, Request, Response, Status};
 ///   [`Code::ResourceExhausted`](super::Code::ResourceExhausted), without starting a handler.
 /// * A client that sends other messages than those of calls is disconnected when they fill its
 ///   share of the endpoint's budget. A client that does not take its answers is disconnected when
-///   as many wait for it as its limit of requests allows.
+///   more wait than three times its limit of requests and 1,024, or when one has waited for
+///   [`answer_timeout`](ServerBuilder::answer_timeout).
 ///
 /// See [`Client`](super::Client) for an example.
 #[derive(Debug)]
@@ -53,6 +54,8 @@ struct Limits {
     per_client: usize,
     bytes_per_client: usize,
     total: usize,
+    bytes: usize,
+    answer_timeout: Duration,
     max_handler_time: Option<Duration>,
 }
 
@@ -75,8 +78,10 @@ impl Server {
             limits: Limits {
                 max_body_len: DEFAULT_MAX_BODY_LEN,
                 per_client: 256,
-                bytes_per_client: 64 << 20,
+                bytes_per_client: 256 << 20,
                 total: 4096,
+                bytes: 1 << 30,
+                answer_timeout: Duration::from_secs(30),
                 max_handler_time: None,
             },
         }
@@ -110,7 +115,7 @@ impl Server {
 
     /// Serves until `signal` resolves, then shuts down: later requests are answered with
     /// [`Code::Unavailable`](super::Code::Unavailable), safe to retry; those under way go on until
-    /// their handlers are ready; then their answers are flushed and the endpoint is closed. To
+    /// their handlers are ready and their clients have the answers; then the endpoint is closed. To
     /// bound the shutdown, drop the future.
     ///
     /// ```
@@ -146,8 +151,10 @@ impl Server {
 
 /// Options of a [`Server`], from [`Server::builder`].
 ///
-/// A body that was not lent is in the server's memory until its handler drops it: of each client at
-/// most `max_bytes_in_flight_per_client`, of all clients at most `max_in_flight` bodies.
+/// The limits of requests hold for those whose handlers run, and answers that wait for their
+/// clients may be twice as many. So a client that does not take the answers of handlers to small
+/// requests may have three times `max_in_flight_per_client` of `max_body_len` each, until
+/// `answer_timeout` has passed.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ServerBuilder {
@@ -169,8 +176,16 @@ impl ServerBuilder {
         self
     }
 
-    /// Sets the sum of the lengths of the bodies under way of each client, in bytes; 64 MiB by
-    /// default. A client may have one longer body under way, but no other beside it.
+    /// Sets the bytes of requests of all clients whose handlers run; 1 GiB by default. As
+    /// [`max_bytes_in_flight_per_client`](Self::max_bytes_in_flight_per_client) in other respects.
+    pub fn max_bytes_in_flight(mut self, bytes: usize) -> Self {
+        self.limits.bytes = bytes;
+        self
+    }
+
+    /// Sets the bytes of requests of each client whose handlers run; 256 MiB by default. What is in
+    /// memory of this process counts: not lent bodies over `shm`. A single request may be longer.
+    /// While twice as many bytes of answers wait for the client, its requests are refused too.
     pub fn max_bytes_in_flight_per_client(mut self, bytes: usize) -> Self {
         self.limits.bytes_per_client = bytes;
         self
@@ -187,6 +202,13 @@ impl ServerBuilder {
     /// handler is dropped, and the answer is [`Code::DeadlineExceeded`](super::Code).
     pub fn max_handler_time(mut self, time: Option<Duration>) -> Self {
         self.limits.max_handler_time = time;
+        self
+    }
+
+    /// Sets how long an answer waits for its client, which is disconnected then; 30 seconds by
+    /// default.
+    pub fn answer_timeout(mut self, timeout: Duration) -> Self {
+        self.limits.answer_timeout = timeout;
         self
     }
 

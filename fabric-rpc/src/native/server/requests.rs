@@ -1,7 +1,8 @@
 //! The requests under way: limits, cancellation, and one answer for each.
 //!
 //! A request whose handler is ready at its first poll, and whose answer is sent at once, is never
-//! in the table.
+//! in the table. A handler that runs is in the table by its client and id. An answer that waits for
+//! its client is counted, and sent by a task of its own, which no cancellation ends.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -9,7 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use fabric_async::{Endpoint, Error, FiAddr};
+use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 
 use super::super::wire::{MessageKind, OutgoingMessage};
 use super::super::{Code, Response, Status};
@@ -18,6 +21,10 @@ use super::Limits;
 /// The longest answer that is left to the fabric while it waits for its client. The fabric keeps as
 /// many as one peer's share of the transmit credits.
 const MAX_UNCOUNTED_LEN: usize = 8 << 10;
+
+/// The number of answers that wait for a client, beyond those that handlers can have given: these
+/// are refusals. With one more the client is disconnected.
+const MAX_WAITING_REFUSALS: usize = 1024;
 
 /// The requests under way of a server.
 #[derive(Debug)]
@@ -30,51 +37,77 @@ pub(super) struct RequestTable {
 #[derive(Debug, Default)]
 struct TableState {
     clients: HashMap<FiAddr, ClientRequests>,
-    total: usize,
+    held: HeldRequests,
     /// Of the receive loop, which waits until no request is under way.
     drained: Option<Waker>,
 }
 
-/// The requests under way of a client.
+/// The part of a client in [`TableState`].
 #[derive(Debug, Default)]
 struct ClientRequests {
-    by_id: HashMap<u64, RequestState>,
-    /// Sum of the lengths of the bodies that handlers have.
+    running: HashMap<u64, RunningRequest>,
+    held: HeldRequests,
+}
+
+/// What requests use, of a client or of all.
+#[derive(Clone, Copy, Debug, Default)]
+struct HeldRequests {
+    /// Of requests whose handlers run.
+    running: Held,
+    /// Of answers that wait. The client may have the answer already: the fabric reports it later.
+    waiting: Held,
+}
+
+/// A number of requests or answers, and their bytes that are in memory of this process.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    count: usize,
     bytes: usize,
 }
 
-#[derive(Debug)]
-enum RequestState {
-    /// The handler runs, with a body of this length; its task can be aborted.
-    Running(usize, Option<AbortHandle>),
-    /// The answer waits to be sent.
-    Answering,
-}
-
-impl ClientRequests {
-    /// Adds a request, or changes its state. Returns whether it is new.
-    fn set(&mut self, id: u64, request: RequestState) -> bool {
-        self.bytes += request.body_len();
-        let replaced = self.by_id.insert(id, request);
-        self.bytes -= replaced.as_ref().map_or(0, RequestState::body_len);
-        replaced.is_none()
+impl Held {
+    fn add(&mut self, bytes: usize) {
+        self.count += 1;
+        self.bytes += bytes;
     }
 
-    /// Removes a request. Returns whether there was one.
-    fn remove(&mut self, id: u64) -> bool {
-        let removed = self.by_id.remove(&id);
-        self.bytes -= removed.as_ref().map_or(0, RequestState::body_len);
-        removed.is_some()
+    fn remove(&mut self, bytes: usize) {
+        self.count -= 1;
+        self.bytes -= bytes;
     }
 }
 
-impl RequestState {
-    fn body_len(&self) -> usize {
-        match self {
-            Self::Running(len, _) => *len,
-            Self::Answering => 0,
+/// A limit that a request exceeds.
+enum Exceeded {
+    Count,
+    Bytes,
+}
+
+impl HeldRequests {
+    fn is_empty(&self) -> bool {
+        self.running.count + self.waiting.count == 0
+    }
+
+    /// Checks the room for the handler of a request of `bytes` bytes. Answers that wait may use
+    /// twice as much as the limit. A single request may exceed the limit of bytes.
+    fn check_room(&self, limit: Held, bytes: usize) -> Result<(), Exceeded> {
+        let Self { running, waiting } = self;
+        if running.count >= limit.count || waiting.count >= limit.count.saturating_mul(2) {
+            return Err(Exceeded::Count);
         }
+        let is_full = running.bytes > 0 && bytes > limit.bytes.saturating_sub(running.bytes);
+        if is_full || waiting.bytes > limit.bytes.saturating_mul(2) {
+            return Err(Exceeded::Bytes);
+        }
+        Ok(())
     }
+}
+
+/// A request whose handler runs.
+#[derive(Debug)]
+struct RunningRequest {
+    bytes: usize,
+    task: Option<AbortHandle>,
 }
 
 impl RequestTable {
@@ -90,43 +123,56 @@ impl RequestTable {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks the limits before a handler is started with a body of `len` bytes.
+    /// Checks the limits before a handler is started with a request of `bytes` bytes in memory of
+    /// this process.
     ///
     /// # Errors
-    /// [`Code::ResourceExhausted`] at a limit; [`Code::Malformed`] for the id of a request under
-    /// way.
-    pub(super) fn check_room(&self, client: FiAddr, id: u64, len: usize) -> Result<(), Status> {
-        let state = self.lock();
-        if state.total == 0 && self.limits.total > 0 && self.limits.per_client > 0 {
-            return Ok(());
-        }
-        let requests = state.clients.get(&client);
-        if requests.is_some_and(|requests| requests.by_id.contains_key(&id)) {
+    /// [`Code::ResourceExhausted`] at a limit; [`Code::Malformed`] for the id of a request whose
+    /// handler runs.
+    pub(super) fn check_room(&self, client: FiAddr, id: u64, bytes: usize) -> Result<(), Status> {
+        let (limits, state) = (&self.limits, self.lock());
+        let none = ClientRequests::default();
+        let of_client = state.clients.get(&client).unwrap_or(&none);
+        if of_client.running.contains_key(&id) {
             let message = "a request of this id is under way";
             return Err(Status::new(Code::Malformed, message));
         }
-        let (count, bytes) = requests.map_or((0, 0), |of| (of.by_id.len(), of.bytes));
-        let message = if count >= self.limits.per_client {
-            "too many requests of this client are under way"
-        } else if bytes > 0 && len > self.limits.bytes_per_client.saturating_sub(bytes) {
-            "too many bytes of requests of this client are under way"
-        } else if state.total >= self.limits.total {
-            "too many requests are under way"
-        } else {
-            return Ok(());
+        let per_client = Held {
+            count: limits.per_client,
+            bytes: limits.bytes_per_client,
         };
-        Err(Status::new(Code::ResourceExhausted, message))
+        let total = Held {
+            count: limits.total,
+            bytes: limits.bytes,
+        };
+        let message = match of_client.held.check_room(per_client, bytes) {
+            Err(Exceeded::Count) => "too many requests of this client are under way",
+            Err(Exceeded::Bytes) => "too many bytes of requests of this client are under way",
+            Ok(()) => match state.held.check_room(total, bytes) {
+                Err(Exceeded::Count) => "too many requests are under way",
+                Err(Exceeded::Bytes) => "too many bytes of requests are under way",
+                Ok(()) => return Ok(()),
+            },
+        };
+        Err(Status::not_started(Code::ResourceExhausted, message))
     }
 
-    /// Adds a request. The caller has [checked](Self::check_room) the limits; an answer that has to
-    /// wait may exceed them.
-    fn insert(self: &Arc<Self>, client: FiAddr, id: u64, request: RequestState) -> RequestGuard {
-        let mut state = self.lock();
-        let requests = state.clients.entry(client).or_default();
-        if requests.set(id, request) {
-            state.total += 1;
-        }
-        RequestGuard {
+    /// Adds a request whose handler becomes a task. The caller has [checked](Self::check_room) the
+    /// limits.
+    pub(super) fn insert_running(
+        self: &Arc<Self>,
+        client: FiAddr,
+        id: u64,
+        bytes: usize,
+    ) -> RunningGuard {
+        let state = &mut *self.lock();
+        let of_client = state.clients.entry(client).or_default();
+        let task = None;
+        let replaced = of_client.running.insert(id, RunningRequest { bytes, task });
+        debug_assert!(replaced.is_none(), "the caller has checked the id");
+        of_client.held.running.add(bytes);
+        state.held.running.add(bytes);
+        RunningGuard {
             table: self.clone(),
             client,
             id,
@@ -134,68 +180,60 @@ impl RequestTable {
         }
     }
 
-    /// Adds a request whose handler becomes a task, with a body of `len` bytes.
-    pub(super) fn insert_running(
-        self: &Arc<Self>,
-        client: FiAddr,
-        id: u64,
-        len: usize,
-    ) -> RequestGuard {
-        self.insert(client, id, RequestState::Running(len, None))
-    }
-
     /// Sets the task of a request, unless it has ended.
     pub(super) fn set_task(&self, client: FiAddr, id: u64, task: AbortHandle) {
         let mut state = self.lock();
-        let requests = state.clients.get_mut(&client);
-        let request = requests.and_then(|requests| requests.by_id.get_mut(&id));
-        if let Some(RequestState::Running(_, running)) = request {
-            *running = Some(task);
+        let of_client = state.clients.get_mut(&client);
+        if let Some(request) = of_client.and_then(|of_client| of_client.running.get_mut(&id)) {
+            request.task = Some(task);
         }
     }
 
     /// Drops the handler of a request, if it runs.
     pub(super) fn cancel(&self, client: FiAddr, id: u64) {
         let mut state = self.lock();
-        let requests = state.clients.get_mut(&client);
-        if let Some(RequestState::Running(_, task)) =
-            requests.and_then(|requests| requests.by_id.get_mut(&id))
-        {
-            let task = task.take();
-            drop(state);
-            if let Some(task) = task {
-                task.abort();
-            }
+        let of_client = state.clients.get_mut(&client);
+        let request = of_client.and_then(|of_client| of_client.running.get_mut(&id));
+        let task = request.and_then(|request| request.task.take());
+        drop(state);
+        if let Some(task) = task {
+            task.abort();
         }
     }
 
     /// Drops the handlers of the clients that `select` selects.
     pub(super) fn cancel_clients(&self, select: impl Fn(FiAddr) -> bool) {
-        let mut tasks = Vec::new();
-        for (client, requests) in &mut self.lock().clients {
-            if select(*client) {
-                let states = requests.by_id.values_mut();
-                tasks.extend(states.filter_map(|state| match state {
-                    RequestState::Running(_, task) => task.take(),
-                    RequestState::Answering => None,
-                }));
-            }
-        }
+        let mut state = self.lock();
+        let selected = state
+            .clients
+            .iter_mut()
+            .filter(|(client, _)| select(**client));
+        let running = selected.flat_map(|(_, of_client)| of_client.running.values_mut());
+        let tasks: Vec<_> = running.filter_map(|request| request.task.take()).collect();
+        drop(state);
         tasks.iter().for_each(AbortHandle::abort);
     }
 
     /// Waits until no request is under way.
     pub(super) fn poll_drained(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.lock();
-        if state.total == 0 {
+        if state.held.is_empty() {
             return Poll::Ready(());
         }
         state.drained = Some(cx.waker().clone());
         Poll::Pending
     }
 
-    /// Sends the answer of a request that is not in the table. An answer that has to wait for the
-    /// client is sent by a task; a client for which too many wait is disconnected.
+    /// Ends the connection with a client.
+    pub(super) fn disconnect(&self, client: FiAddr) {
+        if let Ok(name) = self.ep.address_vector().lookup(client) {
+            // Fails only if the endpoint is closed.
+            let _ = self.ep.disconnect(&name);
+        }
+    }
+
+    /// Sends the answer of a request. An answer that has to wait for the client is sent by a task;
+    /// a client for which too many wait, or one waits for too long, is disconnected.
     pub(super) fn answer(
         self: &Arc<Self>,
         client: FiAddr,
@@ -205,23 +243,57 @@ impl RequestTable {
         let Some((message, data)) = self.try_answer(client, id, result) else {
             return;
         };
-        let waiting = self
-            .lock()
-            .clients
-            .get(&client)
-            .map_or(0, |of| of.by_id.len());
-        if waiting > 2 * self.limits.per_client {
-            if let Ok(name) = self.ep.address_vector().lookup(client) {
-                let _ = self.ep.disconnect(&name);
-            }
-            return;
+        let (Some(waiting), Ok(runtime)) = (
+            self.insert_waiting(client, message.bytes_in_memory()),
+            Handle::try_current(),
+        ) else {
+            return self.disconnect(client);
+        };
+        runtime.spawn(waiting.send(id, message, data));
+    }
+
+    /// Counts an answer that waits for its client. `None` if too many wait.
+    fn insert_waiting(self: &Arc<Self>, client: FiAddr, bytes: usize) -> Option<WaitingAnswer> {
+        let state = &mut *self.lock();
+        let of_client = state.clients.entry(client).or_default();
+        let max_answers = self.limits.per_client.saturating_mul(3);
+        if of_client.held.waiting.count >= max_answers.saturating_add(MAX_WAITING_REFUSALS) {
+            return None;
         }
-        let guard = self.insert(client, id, RequestState::Answering);
-        tokio::spawn(async move { guard.send(message, data).await });
+        of_client.held.waiting.add(bytes);
+        state.held.waiting.add(bytes);
+        Some(WaitingAnswer {
+            table: self.clone(),
+            client,
+            bytes,
+        })
+    }
+
+    /// Removes a request of a client: `remove` does so in what the client has, and then in what all
+    /// have.
+    fn remove(&self, client: FiAddr, remove: impl FnOnce(&mut ClientRequests, &mut HeldRequests)) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let Entry::Occupied(mut entry) = state.clients.entry(client) else {
+            return;
+        };
+        remove(entry.get_mut(), &mut state.held);
+        if entry.get().held.is_empty() {
+            entry.remove();
+        }
+        let drained = if state.held.is_empty() {
+            state.drained.take()
+        } else {
+            None
+        };
+        drop(guard);
+        if let Some(waker) = drained {
+            waker.wake();
+        }
     }
 
     /// Starts the send of an answer. Returns the answer if it is long, or has to wait for a
-    /// transmit credit: it stays in the table until it is sent.
+    /// transmit credit.
     fn try_answer(
         &self,
         client: FiAddr,
@@ -239,9 +311,7 @@ impl RequestTable {
                 // The client has left.
                 Err((error, _)) if error.is_peer_unavailable() => return None,
                 Err((error, _)) => {
-                    let status = Status::from_refused_send("response", &error);
-                    data = status.code().to_wire();
-                    message = OutgoingMessage::status(&status);
+                    (message, data) = encode_status(&Status::from_refused_send("response", &error));
                 }
             }
         }
@@ -250,7 +320,7 @@ impl RequestTable {
 
     /// Encodes an answer.
     fn encode(&self, result: Result<Response, Status>) -> (OutgoingMessage, u64) {
-        let result = result.and_then(|response| {
+        let encoded = result.and_then(|response| {
             let Response { metadata, body } = response;
             let (len, limit) = (body.len(), self.limits.max_body_len);
             if len > limit {
@@ -258,55 +328,33 @@ impl RequestTable {
             }
             OutgoingMessage::new("", &metadata, body)
         });
-        match result {
-            Ok(message) => (message, 0),
-            Err(status) => (OutgoingMessage::status(&status), status.code().to_wire()),
-        }
+        encoded.map_or_else(|status| encode_status(&status), |message| (message, 0))
     }
 }
 
-/// A request in the table. Answers the request if it is dropped before it was answered.
+fn encode_status(status: &Status) -> (OutgoingMessage, u64) {
+    (OutgoingMessage::status(status), status.to_wire())
+}
+
+/// A request whose handler runs. Answers the request if it is dropped before it was answered.
 #[derive(Debug)]
-pub(super) struct RequestGuard {
+pub(super) struct RunningGuard {
     table: Arc<RequestTable>,
     client: FiAddr,
     id: u64,
     is_answered: bool,
 }
 
-impl RequestGuard {
-    /// Sends the answer, and waits for a transmit credit if need be.
-    pub(super) async fn answer(mut self, result: Result<Response, Status>) {
+impl RunningGuard {
+    /// Answers the request.
+    pub(super) fn answer(mut self, result: Result<Response, Status>) {
         self.is_answered = true;
-        {
-            let mut state = self.table.lock();
-            if let Some(requests) = state.clients.get_mut(&self.client) {
-                // A cancellation must not drop the answer while it waits.
-                requests.set(self.id, RequestState::Answering);
-            }
-        }
-        if let Some((message, data)) = self.table.try_answer(self.client, self.id, result) {
-            self.send(message, data).await;
-        }
-    }
-
-    /// Sends an encoded answer. The request stays in the table until the fabric has the answer.
-    async fn send(mut self, message: OutgoingMessage, data: u64) {
-        self.is_answered = true;
-        let (ep, kind) = (&self.table.ep, (MessageKind::Response, self.id));
-        if let Err((error, _)) = message.send(ep, self.client, kind, data).await
-            && !error.is_peer_unavailable()
-        {
-            let status = Status::from_refused_send("response", &error);
-            let message = OutgoingMessage::status(&status);
-            let _ = message
-                .send(ep, self.client, kind, status.code().to_wire())
-                .await;
-        }
+        // The answer is counted before the request is removed.
+        self.table.answer(self.client, self.id, result);
     }
 }
 
-impl Drop for RequestGuard {
+impl Drop for RunningGuard {
     fn drop(&mut self) {
         if !self.is_answered {
             let status = if std::thread::panicking() {
@@ -314,35 +362,51 @@ impl Drop for RequestGuard {
             } else {
                 Status::new(Code::Cancelled, "the handler was dropped")
             };
-            let (table, client, id) = (&self.table, self.client, self.id);
-            if let Some((message, data)) = table.try_answer(client, id, Err(status))
-                && let Ok(runtime) = tokio::runtime::Handle::try_current()
-            {
-                let guard = table.insert(client, id, RequestState::Answering);
-                self.is_answered = true;
-                runtime.spawn(async move { guard.send(message, data).await });
-                return; // the new guard has the place in the table
+            self.table.answer(self.client, self.id, Err(status));
+        }
+        self.table.remove(self.client, |of_client, held| {
+            if let Some(RunningRequest { bytes, .. }) = of_client.running.remove(&self.id) {
+                of_client.held.running.remove(bytes);
+                held.running.remove(bytes);
             }
-        }
-        let mut state = self.table.lock();
-        let Entry::Occupied(mut requests) = state.clients.entry(self.client) else {
-            return;
+        });
+    }
+}
+
+/// An answer that waits for its client.
+#[derive(Debug)]
+struct WaitingAnswer {
+    table: Arc<RequestTable>,
+    client: FiAddr,
+    bytes: usize,
+}
+
+impl WaitingAnswer {
+    /// Sends the answer. Disconnects a client that does not take it in time.
+    async fn send(self, id: u64, message: OutgoingMessage, data: u64) {
+        let (ep, kind) = (&self.table.ep, (MessageKind::Response, id));
+        let send = async {
+            if let Err((error, _)) = message.send(ep, self.client, kind, data).await
+                && !error.is_peer_unavailable()
+            {
+                let (message, data) = encode_status(&Status::from_refused_send("response", &error));
+                let _ = message.send(ep, self.client, kind, data).await;
+            }
         };
-        if !requests.get_mut().remove(self.id) {
-            return;
+        if timeout(self.table.limits.answer_timeout, send)
+            .await
+            .is_err()
+        {
+            self.table.disconnect(self.client);
         }
-        if requests.get().by_id.is_empty() {
-            requests.remove();
-        }
-        state.total -= 1;
-        let drained = if state.total == 0 {
-            state.drained.take()
-        } else {
-            None
-        };
-        drop(state);
-        if let Some(waker) = drained {
-            waker.wake();
-        }
+    }
+}
+
+impl Drop for WaitingAnswer {
+    fn drop(&mut self) {
+        self.table.remove(self.client, |of_client, held| {
+            of_client.held.waiting.remove(self.bytes);
+            held.waiting.remove(self.bytes);
+        });
     }
 }

@@ -1,5 +1,6 @@
 //! The receive loop of a server.
 
+use std::collections::HashSet;
 use std::future::{Future, IntoFuture, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
@@ -21,6 +22,10 @@ use super::{Limits, Server, ends_serving};
 
 /// Messages that are received before events and the shutdown signal are polled again.
 const MESSAGES_PER_TURN: usize = 64;
+
+/// The number of clients that have left from which those without a handle are forgotten: no message
+/// of theirs can come.
+const MAX_DEPARTED: usize = 256;
 
 /// What the receive loop does with requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -56,6 +61,8 @@ struct ServeLoop<S> {
     limits: Limits,
     span: Span,
     phase: Phase,
+    /// Clients that have left, whose last messages may still come.
+    departed: HashSet<FiAddr>,
 }
 
 /// Serves until the signal has resolved and no request is under way.
@@ -79,6 +86,7 @@ where
         limits,
         span,
         phase: Phase::Serving,
+        departed: HashSet::new(),
     };
     let mut signal = pin!(signal);
     let mut messages = 0_usize;
@@ -133,12 +141,19 @@ where
     S::Error: Into<Status>,
     S::Future: Send,
 {
-    fn on_event(&self, event: EventKind) {
+    fn on_event(&mut self, event: EventKind) {
         match event {
             EventKind::PeerDown {
                 source: Some(client),
                 ..
-            } => self.table.cancel_clients(|other| other == client),
+            } => {
+                self.table.cancel_clients(|other| other == client);
+                self.departed.insert(client);
+                if self.departed.len() > MAX_DEPARTED {
+                    let clients = self.table.ep.address_vector();
+                    (self.departed).retain(|client| clients.lookup(*client).is_ok());
+                }
+            }
             EventKind::PeerOverBudget { peer, .. } => {
                 tracing::debug!(target: "fabric_rpc::native", parent: &self.span, %peer,
                     "disconnecting a client that sends other messages than calls");
@@ -159,6 +174,10 @@ where
         let Some(client) = transfer.source else {
             return;
         };
+        // The event of a client's end may be read before its last messages.
+        if self.departed.contains(&client) {
+            return;
+        }
         let Some(tag) = transfer.tag.and_then(CallTag::from_bits) else {
             tracing::debug!(target: "fabric_rpc::native", parent: &self.span, tag = transfer.tag,
                 "a message that is no call");
@@ -168,7 +187,7 @@ where
             MessageKind::Request => {
                 let data = transfer.data.unwrap_or(0);
                 match self.accept(client, tag, data, message) {
-                    Ok(request) => self.start(client, tag.id, request),
+                    Ok((request, bytes)) => self.start(client, tag.id, request, bytes),
                     Err(status) => self.table.answer(client, tag.id, Err(status)),
                 }
             }
@@ -177,22 +196,27 @@ where
         }
     }
 
-    /// Decodes a request, and checks the limits.
+    /// Decodes a request, and checks the limits. Returns the request, and how many bytes of it are
+    /// in memory of this process.
     fn accept(
         &self,
         client: FiAddr,
         tag: CallTag,
         data: u64,
         message: fabric_async::Result<LoanedBuf>,
-    ) -> Result<Request, Status> {
+    ) -> Result<(Request, usize), Status> {
         if self.phase == Phase::Draining {
-            return Err(Status::unavailable(true, "the server shuts down"));
+            return Err(Status::not_started(
+                Code::Unavailable,
+                "the server shuts down",
+            ));
         }
         let buf = message.map_err(|error| match error {
             Error::Truncated { len, lost } => Status::too_large("request", len + lost, len),
             error => Status::new(Code::Internal, format!("the request was lost: {error}")),
         })?;
-        self.table.check_room(client, tag.id, buf.len())?;
+        let bytes = if buf.is_in_place() { 0 } else { buf.len() };
+        self.table.check_room(client, tag.id, bytes)?;
         let IncomingMessage { metadata, body, .. } = IncomingMessage::decode(tag.flags, buf)?;
         let (len, limit) = (body.len(), self.limits.max_body_len);
         if len > limit {
@@ -210,24 +234,25 @@ where
             }
         };
         let deadline = left.and_then(|left| Instant::now().checked_add(left));
-        Ok(Request {
+        let request = Request {
             method: (data >> 32) as u32,
             metadata,
             body,
             time: deadline.map_or(TimeLimit::Default, TimeLimit::Deadline),
             source: Some(client),
-        })
+        };
+        Ok((request, bytes))
     }
 
     /// Polls the handler of a request, and makes it a task if it is not ready.
-    fn start(&self, client: FiAddr, id: u64, request: Request) {
+    fn start(&self, client: FiAddr, id: u64, request: Request, bytes: usize) {
         let span = tracing::debug_span!(
             target: "fabric_rpc::native",
             parent: &self.span,
             "request",
             method = request.method
         );
-        let (deadline, len) = (request.deadline(), request.body.len());
+        let deadline = request.deadline();
         let mut service = self.service.clone();
         let mut handler = Box::pin(async move {
             poll_fn(|cx| service.poll_ready(cx)).await?;
@@ -241,27 +266,33 @@ where
         };
         match polled {
             Ok(Poll::Ready(result)) => {
-                self.table.answer(client, id, result.map_err(Into::into));
+                self.table
+                    .answer(client, id, result.map_err(handler_status));
             }
             Err(_) => {
                 let status = Status::new(Code::Internal, "the handler panicked");
                 self.table.answer(client, id, Err(status));
             }
             Ok(Poll::Pending) => {
-                let guard = self.table.insert_running(client, id, len);
+                let guard = self.table.insert_running(client, id, bytes);
                 let task = async move {
                     let result = match deadline {
-                        None => handler.await.map_err(Into::into),
+                        None => handler.await.map_err(handler_status),
                         Some(deadline) => match tokio::time::timeout_at(deadline, handler).await {
-                            Ok(result) => result.map_err(Into::into),
+                            Ok(result) => result.map_err(handler_status),
                             Err(_) => Err(Status::deadline()),
                         },
                     };
-                    guard.answer(result).await;
+                    guard.answer(result);
                 };
                 let task = tokio::spawn(task.instrument(span));
                 self.table.set_task(client, id, task.abort_handle());
             }
         }
     }
+}
+
+/// Returns the status of a handler that has failed.
+fn handler_status(error: impl Into<Status>) -> Status {
+    error.into().of_handler()
 }
