@@ -36,7 +36,7 @@ struct Slots {
     receiver: Receiver,
     /// Whether the server has answered a call.
     has_served: bool,
-    /// Of the reader task, while another task is the receiver.
+    /// Of the reader task, once it has been polled.
     reader: Option<Waker>,
     /// Why the session has ended.
     ended: Option<Status>,
@@ -281,14 +281,14 @@ impl SlotTable {
         if slots.ended.is_some() {
             return ReaderTurn::End;
         }
+        if !(slots.reader.as_ref()).is_some_and(|waker| waker.will_wake(cx.waker())) {
+            slots.reader = Some(cx.waker().clone());
+        }
         if slots.receiver == Receiver::Reader {
             if slots.unanswered > 0 {
                 return ReaderTurn::Receive;
             }
             slots.receiver = Receiver::None;
-        }
-        if !(slots.reader.as_ref()).is_some_and(|waker| waker.will_wake(cx.waker())) {
-            slots.reader = Some(cx.waker().clone());
         }
         ReaderTurn::Wait
     }
@@ -399,13 +399,10 @@ mod tests {
         let wakers = [&reader, &call].map(|wakes| Waker::from(wakes.clone()));
         let [mut reader_cx, mut call_cx] = [&wakers[0], &wakers[1]].map(Context::from_waker);
         let open = || {
-            slots
-                .open(credits.clone().try_acquire_owned().unwrap())
-                .unwrap()
-                .0
+            let credit = credits.clone().try_acquire_owned().unwrap();
+            slots.open(credit).unwrap().0
         };
 
-        assert_eq!(slots.poll_reader(&mut reader_cx), ReaderTurn::Wait);
         let first = open();
         assert!(matches!(
             slots.poll_call(first, &mut call_cx),
@@ -416,9 +413,8 @@ mod tests {
             slots.poll_call(second, &mut call_cx),
             CallTurn::Wait
         ));
-        assert_eq!(reader.take(), 1);
+        // The first poll of the reader: it polls the receive, then the first call does.
         assert_eq!(slots.poll_reader(&mut reader_cx), ReaderTurn::Receive);
-        // The reader polls the receive, then the first call does.
         assert!(slots.take_after_receive(first).is_none());
         assert_eq!(reader.take(), 1);
         assert_eq!(slots.poll_reader(&mut reader_cx), ReaderTurn::Receive);
