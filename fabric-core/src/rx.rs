@@ -386,6 +386,22 @@ impl RxQueue {
         self.matcher.posted.take_first();
     }
 
+    /// Returns the one receive that is posted, and the messages that it accepts, if the queue is
+    /// [empty](Self::is_empty) apart from it and the receive is tagged. The next of these messages
+    /// to arrive matches it.
+    #[must_use]
+    pub fn only_tagged_receive(&self) -> Option<(OpKey, RecvSpec)> {
+        if self.matcher.posted.len() != 1 || self.entries_but_posted() != 0 {
+            return None;
+        }
+        self.matcher.posted.first_tagged()
+    }
+
+    /// Removes the [only tagged receive](Self::only_tagged_receive), because it has a message.
+    pub fn take_only_tagged_receive(&mut self) {
+        self.matcher.posted.take_first_tagged();
+    }
+
     /// Returns 0 if the queue has nothing but posted receives.
     #[inline]
     fn entries_but_posted(&self) -> usize {

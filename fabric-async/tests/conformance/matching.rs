@@ -1,7 +1,7 @@
 //! Which receive gets which message.
 
 use crate::endpoint_fixture::{endpoint_pair, flush};
-use crate::payload::poll_once;
+use crate::payload::{TestRng, message_number, numbered_message, poll_once};
 use crate::setup::Setup;
 
 pub(crate) async fn ignored_tag_bits_do_not_affect_matching(setup: Setup) {
@@ -151,4 +151,53 @@ pub(crate) async fn directed_receive_skips_other_sources(setup: Setup) {
     assert_eq!(&r.ep.recv().tag(4).from(from_a).await.unwrap()[..], b"a");
     b.ep.send(b_to_r, "b again").tag(4).await.unwrap();
     assert_eq!(&again.await.unwrap()[..], b"b again");
+}
+
+/// Receives that are awaited one by one, while messages wait for them: each takes the earliest
+/// message that it accepts, whichever of the ways to receive it takes.
+pub(crate) async fn awaited_receives_take_the_earliest_arrived_messages(setup: Setup) {
+    const GROUPS: u64 = 40;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let mut rng = TestRng::new(5);
+    let mut number = 0;
+    for group in 0..GROUPS {
+        // The numbers and tags of the messages that were not received.
+        let mut arrived = Vec::new();
+        for _ in 0..=rng.below(6) {
+            let send = a.ep.send(to_b, numbered_message(number, rng.below(200)));
+            let tag = (rng.below(3) > 0).then(|| rng.below(3) as u64);
+            let send = match tag {
+                Some(tag) => send.tag(tag),
+                None => send,
+            };
+            // Completion data is optional.
+            match number % 2 {
+                0 => send.await.unwrap(),
+                _ => send.data(number).await.unwrap(),
+            };
+            arrived.push((number, tag));
+            number += 1;
+        }
+        if group % 2 == 0 {
+            flush(&a, &b, to_b).await;
+        }
+        while !arrived.is_empty() {
+            let (_, wanted) = arrived[rng.below(arrived.len())];
+            let ignore = [0, 1, u64::MAX][rng.below(3)];
+            let receive = match wanted {
+                Some(tag) => b.ep.recv().tag_ignoring(tag, ignore),
+                None => b.ep.recv(),
+            };
+            let accepts = |tag: Option<u64>| match (wanted, tag) {
+                (Some(wanted), Some(tag)) => (wanted ^ tag) & !ignore == 0,
+                (wanted, tag) => wanted == tag,
+            };
+            let first = arrived.iter().position(|(_, tag)| accepts(*tag)).unwrap();
+            let (number, tag) = arrived.remove(first);
+            let got = receive.await.unwrap();
+            assert_eq!((message_number(&got), got.tag()), (number, tag));
+            let data = (number % 2 == 1).then_some(number);
+            assert_eq!(got.data(), data, "message {number}");
+        }
+    }
 }

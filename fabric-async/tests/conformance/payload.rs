@@ -140,10 +140,15 @@ impl TestRng {
         mixed ^ (mixed >> 31)
     }
 
+    /// Returns a number from 0 to `end`, without `end`.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
     /// Shuffles `items`.
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for at in (1..items.len()).rev() {
-            items.swap(at, (self.next() % (at as u64 + 1)) as usize);
+            items.swap(at, self.below(at + 1));
         }
     }
 }

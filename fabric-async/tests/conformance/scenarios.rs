@@ -172,6 +172,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         earlier_any_tag_receive_wins_over_exact_tag: TAGGED,
         directed_and_any_source_match_in_posting_order: DIRECTED,
         directed_receive_skips_other_sources: DIRECTED,
+        awaited_receives_take_the_earliest_arrived_messages: MSG_TAGGED,
     }
     addresses {
         source_is_unknown_until_av_insert: DIRECTED,

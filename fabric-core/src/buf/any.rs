@@ -311,12 +311,17 @@ impl AnyBuf {
 
     fn receive_slow(&mut self, source: &dyn CopySource) -> Result<usize> {
         let len = source.len();
-        if let Self::Loaned(buf) = self
-            && buf.take_in_place(source)
-        {
-            return Ok(len);
-        }
-        if let Self::Pooled(buf) = self {
+        let pooled = match self {
+            Self::Pooled(buf) => Some(buf),
+            Self::Loaned(buf) => {
+                if buf.take_in_place(source) {
+                    return Ok(len);
+                }
+                Some(buf.pooled_mut())
+            }
+            _ => None,
+        };
+        if let Some(buf) = pooled {
             buf.begin_fill(len)?;
             append(buf.vec_mut(), 0, source, 0, len);
             return Ok(len);

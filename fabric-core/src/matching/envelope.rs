@@ -85,8 +85,9 @@ impl TagMatch {
     };
 
     /// Returns whether a message with this tag is accepted.
+    #[must_use]
     #[inline]
-    pub(super) fn accepts(self, tag: u64) -> bool {
+    pub fn accepts(self, tag: u64) -> bool {
         (tag ^ self.tag) & !self.ignore == 0
     }
 }

@@ -437,6 +437,24 @@ impl<R: Copy> PostedQueue<R> {
         Some((first.receive?, first.from))
     }
 
+    /// Returns the first tagged receive, and the messages that it accepts, unless vacant entries
+    /// are in front of it. O(1).
+    #[must_use]
+    pub fn first_tagged(&self) -> Option<(R, RecvSpec)> {
+        let list = &self.lists[QueueKind::Tagged as usize];
+        let first = list.entries.get(list.head)?;
+        let spec = RecvSpec {
+            from: first.from,
+            tag: Some(first.tag),
+        };
+        Some((first.receive?, spec))
+    }
+
+    /// Takes the receive that [`first_tagged`](Self::first_tagged) has returned. O(1).
+    pub fn take_first_tagged(&mut self) {
+        self.lists[QueueKind::Tagged as usize].remove_first();
+    }
+
     #[cold]
     fn peek_first_behind_vacant(&mut self, source: Option<FiAddr>) -> Option<R> {
         self.lists[QueueKind::Untagged as usize].skip_vacant();

@@ -403,6 +403,29 @@ fn removed_receive_leaves_the_queue_at_any_position() {
 }
 
 #[test]
+fn first_tagged_receive_is_found_and_taken() {
+    let mut matcher = TestMatcher::new();
+    let tagged = RecvSpec {
+        from: Some(ALICE),
+        tag: Some(TagMatch { tag: 7, ignore: 8 }),
+    };
+    post_queued(&mut matcher, UNTAGGED, 1);
+    assert_eq!(matcher.posted.first_tagged(), None);
+    for (receive, spec) in [(2, tagged), (3, recv_any(9))] {
+        post_queued(&mut matcher, spec, receive);
+    }
+    for (receive, spec) in [(2, tagged), (3, recv_any(9))] {
+        assert_eq!(matcher.posted.first_tagged(), Some((receive, spec)));
+        matcher.posted.take_first_tagged();
+    }
+    assert_eq!(matcher.posted.first_tagged(), None);
+    assert_eq!(
+        (matcher.posted.len(), take_first(&mut matcher)),
+        (1, Some(1))
+    );
+}
+
+#[test]
 fn removing_many_receives_keeps_the_order_of_the_others() {
     const RECEIVES: u32 = 500;
     let mut matcher = TestMatcher::new();

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use crate::address::{Address, FiAddr};
 use crate::buf::{AnyBuf, Payload};
-use crate::completion::{OpKind, Outcome};
+use crate::completion::{OpKind, Outcome, Transfer};
 use crate::error::{Error, Result};
 use crate::event::DownReason;
 use crate::extension::{ShmInfo, TcpInfo};
-use crate::matching::PeerKey;
+use crate::matching::{PeerKey, RecvSpec};
 use crate::mr::{DirectRegion, RmaIov};
 use crate::stats::EndpointStats;
 
@@ -100,6 +100,18 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
         into: &mut AnyBuf,
     ) -> Option<(usize, Option<FiAddr>)> {
         let _ = (from, max_len, into);
+        None
+    }
+
+    /// As [`try_recv`](Self::try_recv), of the oldest message if it is tagged and the receive of
+    /// this `spec` accepts it. The message may have CQ data.
+    fn try_recv_tagged(
+        &mut self,
+        spec: &RecvSpec,
+        max_len: usize,
+        into: &mut AnyBuf,
+    ) -> Option<Transfer> {
+        let _ = (spec, max_len, into);
         None
     }
 

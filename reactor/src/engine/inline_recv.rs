@@ -2,7 +2,7 @@
 //!
 //! A program that awaits its receives one by one often finds that the next message has arrived.
 //! While the receive queue of the endpoint is empty (no receive is posted, no message is buffered
-//! or held), that message is the one that a posted receive would match, so the transport copies it
+//! or held), a posted receive would match that message if it accepts it, so the transport copies it
 //! into the buffer. In any other case the receive is posted. While it is all that the queue has, a
 //! later poll receives in the same way.
 
@@ -26,7 +26,7 @@ impl EngineState {
     /// Receives a message that has arrived into `buf`. `None` if the receive must be posted. A
     /// success leaves no work, so that the caller can release the lock at once.
     #[inline(always)] // on the small-message path
-    fn try_recv(&mut self, ep: EpId, from: Option<FiAddr>, buf: &mut AnyBuf) -> Option<Transfer> {
+    fn try_recv(&mut self, ep: EpId, spec: &RecvSpec, buf: &mut AnyBuf) -> Option<Transfer> {
         if !self.may_recv_inline() {
             return None;
         }
@@ -36,22 +36,27 @@ impl EngineState {
         if !rx.is_empty() || state.bindings().source_err {
             return None;
         }
-        let received = transport.try_recv(from, state.bindings().max_msg_size, buf)?;
-        state.record_message(received.0);
+        let max_len = state.bindings().max_msg_size;
+        let received = match spec.tag {
+            None => inline_transfer(transport.try_recv(spec.from, max_len, buf)?),
+            Some(_) => transport.try_recv_tagged(spec, max_len, buf)?,
+        };
+        state.record_message(received.len);
         let counter = state.bindings().counters.recv;
         domain.counters.count(counter, true, &mut domain.deferred);
         self.posts = self.posts.wrapping_add(1);
-        Some(inline_transfer(received))
+        Some(received)
     }
 
     /// Receives a message that has arrived into a posted receive, whose future is polled. Returns
     /// whether the receive has ended; the caller takes its result under the same lock.
     pub(crate) fn try_recv_posted(&mut self, key: OpKey) -> bool {
-        self.may_recv_inline() && self.recv_posted(key).is_some()
+        self.may_recv_inline()
+            && (self.recv_posted_untagged(key).is_some() || self.recv_posted_tagged(key).is_some())
     }
 
     #[inline(always)] // on the small-message path
-    fn recv_posted(&mut self, key: OpKey) -> Option<()> {
+    fn recv_posted_untagged(&mut self, key: OpKey) -> Option<()> {
         let domain = &mut self.domain;
         let op = domain.ops.get_mut(key)?;
         let (rx, transport) = self.endpoints.for_recv(op.ep)?;
@@ -64,6 +69,27 @@ impl EngineState {
         rx.take_only_receive();
         state.release_recv(op.take_recv_place());
         op.finish_ok(inline_transfer(received), &mut domain.deferred);
+        let counter = state.bindings().counters.recv;
+        domain.counters.count(counter, true, &mut domain.deferred);
+        Some(())
+    }
+
+    // One function for both would take 28 instructions more of an untagged message.
+    fn recv_posted_tagged(&mut self, key: OpKey) -> Option<()> {
+        let domain = &mut self.domain;
+        let op = domain.ops.get_mut(key)?;
+        let (rx, transport) = self.endpoints.for_recv(op.ep)?;
+        let only = rx.only_tagged_receive();
+        let (_, spec) = only.filter(|(receive, _)| *receive == key)?;
+        let state = domain.endpoints.get_mut(op.ep)?;
+        if state.bindings().source_err {
+            return None;
+        }
+        let max_len = state.bindings().max_msg_size;
+        let received = transport.try_recv_tagged(&spec, max_len, &mut op.buf)?;
+        rx.take_only_tagged_receive();
+        state.release_recv(op.take_recv_place());
+        op.finish_ok(received, &mut domain.deferred);
         let counter = state.bindings().counters.recv;
         domain.counters.count(counter, true, &mut domain.deferred);
         Some(())
@@ -111,9 +137,7 @@ impl DomainHandle {
             return Poll::Ready(Err(refused(buf)));
         };
         let mut buf = buf.into_any();
-        if spec.tag.is_none()
-            && let Some(transfer) = locked.try_recv(ep, spec.from, &mut buf)
-        {
+        if let Some(transfer) = locked.try_recv(ep, &spec, &mut buf) {
             self.engine().count_app_poll();
             drop(locked);
             let buf = restore_buffer(buf);

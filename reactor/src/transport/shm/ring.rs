@@ -166,6 +166,7 @@ pub(crate) struct RecordHeader {
 }
 
 // A header word: kind in bits 0 to 7, flags in 8 to 15, length in 16 to 39, lap in 40 to 63.
+const FLAGS_SHIFT: u32 = 8;
 const LEN_SHIFT: u32 = 16;
 const LAP_SHIFT: u32 = 40;
 const LEN_MASK: u64 = ((1 << LAP_SHIFT) - 1) & !((1 << LEN_SHIFT) - 1);
@@ -173,13 +174,15 @@ const LEN_MASK: u64 = ((1 << LAP_SHIFT) - 1) & !((1 << LEN_SHIFT) - 1);
 impl RecordHeader {
     /// Returns the header word without the lap.
     fn pack(self) -> u64 {
-        u64::from(self.kind) | u64::from(self.flags) << 8 | u64::from(self.len) << LEN_SHIFT
+        u64::from(self.kind)
+            | u64::from(self.flags) << FLAGS_SHIFT
+            | u64::from(self.len) << LEN_SHIFT
     }
 
     fn unpack(word: u64) -> Self {
         Self {
             kind: word as u8,
-            flags: (word >> 8) as u8,
+            flags: (word >> FLAGS_SHIFT) as u8,
             len: ((word & LEN_MASK) >> LEN_SHIFT) as u32,
         }
     }
@@ -474,7 +477,7 @@ impl<M: RingMemory> Producer<M> {
     /// position behind the record.
     #[inline(always)] // fast path of small messages
     fn publish(&mut self, header: u64, first_line: usize, end: u64) {
-        // SYNC: pairs with the acquires in `Consumer::peek_plain` and `peek`.
+        // SYNC: pairs with the acquires in `Consumer::peek_kind` and `peek`.
         self.memory
             .header(first_line)
             .store(header, Ordering::Release);
@@ -552,13 +555,14 @@ pub(crate) struct RecordRef {
     lines: u32,
 }
 
-/// Result of [`Consumer::peek_plain`].
+/// Result of [`Consumer::peek_kind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peeked {
     /// The ring has no record.
     Empty,
-    /// A record of the requested kind, without flags.
-    Plain {
+    /// A record of the requested kind, without other flags than the requested ones.
+    Record {
+        flags: u8,
         /// Byte of the array at which the record starts.
         start: usize,
         /// Bytes of the record, header included.
@@ -629,16 +633,17 @@ impl<M: RingMemory> Consumer<M> {
     }
 
     /// Peeks at the oldest record: the fast version of [`peek`](Self::peek) for records of `kind`
-    /// without flags.
+    /// with no other flags than `allowed_flags`.
     #[inline(always)] // fast path of small messages
-    pub(crate) fn peek_plain(&self, kind: u8) -> Peeked {
+    pub(crate) fn peek_kind(&self, kind: u8, allowed_flags: u8) -> Peeked {
         let index = self.at.line();
         // SYNC: pairs with the release in `Producer::publish`.
         let word = self.memory.header(index).load(Ordering::Acquire);
-        // Of the expected header only the length remains.
+        // Of the expected header only the length and the flags remain.
         let rest = word ^ (self.at.lap_bits | u64::from(kind));
         let (start, len) = (index * LINE_LEN, (rest >> LEN_SHIFT) as usize);
-        if rest & !LEN_MASK != 0 || len < HEADER_LEN {
+        let allowed = LEN_MASK | u64::from(allowed_flags) << FLAGS_SHIFT;
+        if rest & !allowed != 0 || len < HEADER_LEN {
             if word >> LAP_SHIFT == self.at.lap_bits >> LAP_SHIFT {
                 return Peeked::Other;
             }
@@ -651,7 +656,8 @@ impl<M: RingMemory> Consumer<M> {
         {
             return Peeked::Other;
         }
-        Peeked::Plain {
+        Peeked::Record {
+            flags: (rest >> FLAGS_SHIFT) as u8 & allowed_flags,
             start,
             len,
             lines: lines as u32,
@@ -718,7 +724,7 @@ impl<M: RingMemory> Consumer<M> {
         self.consume_lines(u64::from(record.lines))
     }
 
-    /// Consumes the record that [`peek_plain`](Self::peek_plain) returned, of `lines` lines.
+    /// Consumes the record that [`peek_kind`](Self::peek_kind) returned, of `lines` lines.
     /// Returns true if the producer sleeps and the caller must ring the doorbell.
     #[inline]
     pub(crate) fn consume_lines(&mut self, lines: u64) -> bool {

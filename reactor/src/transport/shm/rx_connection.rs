@@ -19,7 +19,7 @@ use fabric_core::buf::{AnyBuf, CopySource};
 use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
 use fabric_core::extension::ShmInfo;
-use fabric_core::matching::Envelope;
+use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
 use fabric_core::mr::RegionMemory;
 use fabric_core::rx::PlainDelivery;
 use fabric_core::stats::OpStats;
@@ -34,8 +34,8 @@ use super::doorbell;
 use super::held_slots::HeldSlots;
 use super::loans::{LoanMapping, ReceivedLoans};
 use super::record::{
-    CMA_OFFER, FIRST_FRAGMENT, FRAGMENT, LOAN, LOCATION_LEN, MAX_MSG_SIZE, MESSAGE,
-    RMA_NOTIFICATION, RMA_READ, RMA_REQUEST, RecordLayout, decode_len_and_ack,
+    CMA_OFFER, CQ_DATA, FIRST_FRAGMENT, FRAGMENT, LOAN, LOCATION_LEN, MAX_MSG_SIZE, MESSAGE,
+    RMA_NOTIFICATION, RMA_READ, RMA_REQUEST, RecordLayout, TAGGED, decode_len_and_ack,
     plain_payload_offset,
 };
 use super::ring::{Consumer, HEADER_LEN, LINE_LEN, Peeked, RecordRef, ShmProtocolViolation};
@@ -278,9 +278,11 @@ impl RxConnection {
         };
         let mut received = 0;
         let polled = loop {
-            let (start, len, lines) = match self.ring.peek_plain(MESSAGE) {
+            let (start, len, lines) = match self.ring.peek_kind(MESSAGE, 0) {
                 Peeked::Empty => break ControlFlow::Break(received > 0),
-                Peeked::Plain { start, len, lines } => (start, len, lines),
+                Peeked::Record {
+                    start, len, lines, ..
+                } => (start, len, lines),
                 Peeked::Other => break ControlFlow::Continue(received),
             };
             let memory = self.ring.memory();
@@ -321,9 +323,9 @@ impl RxConnection {
         ctx: &mut EndpointContext<'_, E>,
         (received, end_position): (usize, u64),
     ) -> Result<bool, ShmProtocolViolation> {
-        match self.ring.peek_plain(MESSAGE) {
+        match self.peek_message() {
             Peeked::Empty => return Ok(received > 0),
-            Peeked::Plain { .. } => {
+            Peeked::Record { .. } => {
                 if ctx.has_posted() {
                     self.deferred_passes = 0;
                 } else if self.defers_message(ctx) {
@@ -333,6 +335,12 @@ impl RxConnection {
             Peeked::Other => {}
         }
         self.poll_ring_general(ctx, (received, end_position))
+    }
+
+    /// Peeks at the oldest record, which is a message in one record or another record.
+    #[inline(always)] // fast path of small messages
+    fn peek_message(&self) -> Peeked {
+        self.ring.peek_kind(MESSAGE, TAGGED | CQ_DATA)
     }
 
     /// Receives the oldest record into `into`, if it is a plain message that fits, of at most
@@ -345,9 +353,11 @@ impl RxConnection {
         max_len: usize,
         into: &mut AnyBuf,
     ) -> ControlFlow<Option<(usize, Option<FiAddr>)>> {
-        let (start, len, lines) = match self.ring.peek_plain(MESSAGE) {
+        let (start, len, lines) = match self.ring.peek_kind(MESSAGE, 0) {
             Peeked::Empty => return ControlFlow::Continue(()),
-            Peeked::Plain { start, len, lines } if self.partial.is_none() => (start, len, lines),
+            Peeked::Record {
+                start, len, lines, ..
+            } if self.partial.is_none() => (start, len, lines),
             _ => return ControlFlow::Break(None),
         };
         if from.is_some() && from != self.peer.source() {
@@ -355,16 +365,72 @@ impl RxConnection {
         }
         let at = plain_payload_offset(len);
         let len = len - at;
-        let payload = self.ring.memory().payload(start + at, len);
-        if len > max_len || !payload.is_some_and(|payload| into.receive_whole(&payload)) {
+        if !self.receive_whole((start + at, len), lines, max_len, into) {
             return ControlFlow::Break(None);
+        }
+        ControlFlow::Break(Some((len, self.peer.source())))
+    }
+
+    /// Receives as [`try_recv`](Self::try_recv) a tagged message that the receive accepts.
+    pub(crate) fn try_recv_tagged(
+        &mut self,
+        spec: &RecvSpec,
+        max_len: usize,
+        into: &mut AnyBuf,
+    ) -> ControlFlow<Option<Transfer>> {
+        let (flags, start, len, lines) = match self.peek_message() {
+            Peeked::Empty => return ControlFlow::Continue(()),
+            Peeked::Record {
+                flags,
+                start,
+                len,
+                lines,
+            } if self.partial.is_none() => (flags, start, len, lines),
+            _ => return ControlFlow::Break(None),
+        };
+        let source = self.peer.source();
+        if spec.from.is_some() && spec.from != source {
+            return ControlFlow::Break(None);
+        }
+        let Some(layout) = RecordLayout::for_record(MESSAGE, flags, len) else {
+            return ControlFlow::Break(None);
+        };
+        let word = |at: usize| self.ring.memory().read_word(start + at);
+        let (tag, data) = (layout.tag.map(word), layout.data.map(word));
+        let accepts_tag = match (spec.tag, tag) {
+            (Some(wanted), Some(tag)) => wanted.accepts(tag),
+            _ => false,
+        };
+        let (at, len) = (start + layout.payload, len - layout.payload);
+        if !accepts_tag || !self.receive_whole((at, len), lines, max_len, into) {
+            return ControlFlow::Break(None);
+        }
+        // The message cannot be requeued, which would need the arrival number.
+        let mut transfer = Transfer::received_plain((PeerKey::default(), source), 0, len);
+        (transfer.tag, transfer.data) = (tag, data);
+        ControlFlow::Break(Some(transfer))
+    }
+
+    /// Copies the payload of the oldest record, `len` bytes from byte `at` of the lines on, into
+    /// `into`, and consumes the record. Returns false if the payload does not fit.
+    #[inline(always)] // fast path of small messages
+    fn receive_whole(
+        &mut self,
+        (at, len): (usize, usize),
+        lines: u32,
+        max_len: usize,
+        into: &mut AnyBuf,
+    ) -> bool {
+        let payload = self.ring.memory().payload(at, len);
+        if len > max_len || !payload.is_some_and(|payload| into.receive_whole(&payload)) {
+            return false;
         }
         if self.ring.consume_lines(u64::from(lines)) {
             self.ring_doorbell();
         }
         self.held_for = None;
         self.deferred_passes = 0;
-        ControlFlow::Break(Some((len, self.peer.source())))
+        true
     }
 
     /// Returns whether the oldest message, for which no receive is posted, stays in the ring for
@@ -392,7 +458,7 @@ impl RxConnection {
             if index > received
                 && self.partial.is_none()
                 && !ctx.has_posted()
-                && matches!(self.ring.peek_plain(MESSAGE), Peeked::Plain { .. })
+                && matches!(self.peek_message(), Peeked::Record { .. })
                 && self.defers_message(ctx)
             {
                 break;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, Payload};
+use fabric_core::completion::Transfer;
 use fabric_core::extension::ShmInfo;
-use fabric_core::matching::PeerKey;
+use fabric_core::matching::{PeerKey, RecvSpec};
 use fabric_core::mr::{DirectRegion, RmaIov};
 use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{
@@ -71,6 +72,16 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
     ) -> Option<(usize, Option<FiAddr>)> {
         self.rx_connections
             .poll_next(|peer| peer.try_recv(from, max_len, into))
+    }
+
+    fn try_recv_tagged(
+        &mut self,
+        spec: &RecvSpec,
+        max_len: usize,
+        into: &mut AnyBuf,
+    ) -> Option<Transfer> {
+        self.rx_connections
+            .poll_next(|peer| peer.try_recv_tagged(spec, max_len, into))
     }
 
     fn flush(&mut self, ctx: &mut EndpointContext<'_, E>) -> Result<()> {
