@@ -9,6 +9,7 @@
 //! which saves the switch to another task. With several slots in use it is the session's reader
 //! task.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Waker};
 
@@ -25,7 +26,11 @@ pub(crate) const MAX_SLOTS: usize = 1 << INDEX_BITS;
 
 /// The slots of a session.
 #[derive(Debug, Default)]
-pub(super) struct SlotTable(Mutex<Slots>);
+pub(super) struct SlotTable {
+    slots: Mutex<Slots>,
+    /// Whether `slots.ended` is set.
+    has_ended: AtomicBool,
+}
 
 #[derive(Debug, Default)]
 struct Slots {
@@ -89,7 +94,7 @@ pub(super) enum ReaderTurn {
 
 impl SlotTable {
     fn lock(&self) -> MutexGuard<'_, Slots> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a slot for a call, and returns its id, and whether no other slot waits for an answer.
@@ -244,6 +249,7 @@ impl SlotTable {
             return;
         }
         slots.ended = Some(status.clone());
+        self.has_ended.store(true, Ordering::Release);
         slots.unanswered = 0;
         let mut wakers = vec![slots.reader.take()];
         let mut credits = Vec::new();
@@ -267,7 +273,7 @@ impl SlotTable {
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.lock().ended.is_some()
+        self.has_ended.load(Ordering::Acquire)
     }
 
     /// Returns whether the server has answered a call.
@@ -368,7 +374,7 @@ fn index_of(id: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
     use std::task::Wake;
 
     use tokio::sync::Semaphore;

@@ -12,7 +12,7 @@ use fabric_async::{Done, Error, EventKind, Failed, FiAddr, LoanedBuf, Transfer};
 use futures_core::Stream;
 use tokio::time::Instant;
 use tower_service::Service;
-use tracing::{Instrument, Span};
+use tracing::{Instrument, Level, Span};
 
 use super::super::message::TimeLimit;
 use super::super::wire::{CallTag, IncomingMessage, MessageKind};
@@ -246,12 +246,17 @@ where
 
     /// Polls the handler of a request, and makes it a task if it is not ready.
     fn start(&self, client: FiAddr, id: u64, request: Request, bytes: usize) {
-        let span = tracing::debug_span!(
-            target: "fabric_rpc::native",
-            parent: &self.span,
-            "request",
-            method = request.method
-        );
+        // A disabled span still costs at each use, for the crate `log`.
+        let span = if tracing::span_enabled!(target: "fabric_rpc::native", Level::DEBUG) {
+            tracing::debug_span!(
+                target: "fabric_rpc::native",
+                parent: &self.span,
+                "request",
+                method = request.method
+            )
+        } else {
+            Span::none()
+        };
         let deadline = request.deadline();
         let mut service = self.service.clone();
         let mut handler = Box::pin(async move {
