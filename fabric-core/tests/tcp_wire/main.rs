@@ -13,6 +13,7 @@
 //! | `fuzz_input` | entry points shared with the fuzz targets |
 //! | `protocol` | negotiation of native protocol or RXM |
 //! | `rxm` | valid and malformed RXM packets, segments and rendezvous, split at any byte |
+//! | `rxm_set_aside` | RXM messages behind one over budget |
 //! | `rxm_rma` | RXM atomic operations, and RMA frames between the packets |
 //! | `corpora` | the corpora of `fuzz`, replayed |
 
@@ -28,6 +29,7 @@ mod receiver;
 mod rma;
 mod rxm;
 mod rxm_rma;
+mod rxm_set_aside;
 mod streams;
 #[path = "../common/test_engine.rs"]
 mod test_engine;
