@@ -50,6 +50,16 @@ const BYTES_PER_PASS: usize = 64 * 1024;
 /// also detects the end of a peer.
 const OPS_PER_FD_POLL: u64 = 64;
 
+/// What a connect needs of this endpoint.
+#[derive(Clone, Copy)]
+pub(crate) struct LocalEnd<'a> {
+    pub(crate) name: &'a Address,
+    pub(crate) incarnation: u64,
+    /// Carried by the events of the connection's socket.
+    pub(crate) token: u64,
+    pub(crate) wait_set: &'a Arc<dyn WaitSet>,
+}
+
 /// The sending end of a connection.
 #[derive(Debug)]
 pub(crate) struct TxConnection {
@@ -430,19 +440,12 @@ impl TxConnection {
         matches!(self.state, TxConnectionState::Closed)
     }
 
-    /// Connects to the peer if the connection is closed. `from` and `incarnation` identify this
-    /// endpoint; events of the socket carry `token`. The caller sees to the next try, if there is
-    /// [one](Self::next_try).
-    pub(crate) fn connect(
-        &mut self,
-        from: &Address,
-        incarnation: u64,
-        token: u64,
-        wait: &Arc<dyn WaitSet>,
-    ) -> Result<()> {
+    /// Connects to the peer if the connection is closed. The caller sees to the next try, if there
+    /// is [one](Self::next_try).
+    pub(crate) fn connect(&mut self, local: LocalEnd<'_>) -> Result<()> {
         if self.is_closed() {
             self.retry = ConnectRetry::new(CONNECT_TIMEOUT);
-            self.try_connect(from, incarnation, token, wait)?;
+            self.try_connect(local)?;
             self.end_reported = None;
         }
         Ok(())
@@ -452,17 +455,9 @@ impl TxConnection {
     ///
     /// # Errors
     /// Those of [`ShmSocket::connect`] and [`ConnectRetry::next_try`], and of the operating system.
-    pub(crate) fn try_connect(
-        &mut self,
-        from: &Address,
-        incarnation: u64,
-        token: u64,
-        wait: &Arc<dyn WaitSet>,
-    ) -> Result<()> {
+    pub(crate) fn try_connect(&mut self, local: LocalEnd<'_>) -> Result<()> {
         match ShmSocket::connect(&self.peer_address)? {
-            SocketConnect::Connected(socket, peer) => {
-                self.open_channel((socket, peer), (from, incarnation), token, wait)
-            }
+            SocketConnect::Connected(socket, peer) => self.open_channel((socket, peer), local),
             SocketConnect::BacklogFull => self.connect_later(),
         }
     }
@@ -493,16 +488,17 @@ impl TxConnection {
     }
 
     /// Creates the ring for a socket that leads to the peer with these credentials, and watches the
-    /// socket. `from` and `incarnation` are those of this endpoint.
+    /// socket.
     pub(crate) fn open_channel(
         &mut self,
         socket: (ShmSocket, PeerCredentials),
-        (from, incarnation): (&Address, u64),
-        token: u64,
-        wait: &Arc<dyn WaitSet>,
+        local: LocalEnd<'_>,
     ) -> Result<()> {
-        let mut channel = TxChannel::new(socket, from, incarnation, &self.settings)?;
-        channel.socket.watch(wait, token)?;
+        let LocalEnd {
+            name, incarnation, ..
+        } = local;
+        let mut channel = TxChannel::new(socket, name, incarnation, &self.settings)?;
+        channel.socket.watch(local.wait_set, local.token)?;
         self.state = TxConnectionState::Connecting(channel);
         Ok(())
     }

@@ -63,10 +63,8 @@ impl ShmEndpoint {
             let Some(next) = tx.next_try() else {
                 continue;
             };
-            let token = ShmToken::Tx(tx_index as u32).pack(self.id);
-            let (name, incarnation) = (&self.name, self.local.incarnation);
             let tried = if next <= now {
-                tx.try_connect(name, incarnation, token, &self.wait_set)
+                tx.try_connect(self.local_end(tx_index))
             } else {
                 Ok(())
             };

@@ -27,7 +27,7 @@ use super::super::rx_connection::{Rejection, RxConnection};
 use super::super::segment::Segment;
 use super::super::socket::{PeerCredentials, ShmSocket, SocketConnect, with_free_name};
 use super::super::token::ShmToken;
-use super::super::tx_connection::TxConnection;
+use super::super::tx_connection::{LocalEnd, TxConnection};
 use super::disconnect::end_tx_connection;
 use super::{ShmConfig, ShmEndpoint, ShmEndpointKind};
 use crate::sys::closer::PeerFd;
@@ -327,7 +327,12 @@ impl ShmEndpoint {
             let Some(mut tx) = self.tx_connections.lock(tx_index) else {
                 return Err(Error::PeerGone(msg.peer.clone()));
             };
-            let is_connected = tx.connect_from(name, incarnation, token, &self.wait_set)?;
+            let is_connected = tx.connect_from(LocalEnd {
+                name,
+                incarnation,
+                token,
+                wait_set: &self.wait_set,
+            })?;
             Ok(is_connected.then(|| name.clone()))
         })?;
         match connected_from {
@@ -629,13 +634,12 @@ impl ShmEndpoint {
         } = request.take_if_alive().ok_or_else(gone)?;
         self.name = passive_name;
         // The sending end, over the reverse socket.
-        let token = ShmToken::Tx(tx_index as u32).pack(self.id);
-        let local = (&self.name, self.local.incarnation);
+        let local = self.local_end(tx_index);
         let channel = (reverse, request.credentials);
         let opened = self
             .tx_connections
             .lock(tx_index)
-            .map(|mut tx| tx.open_channel(channel, local, token, &self.wait_set));
+            .map(|mut tx| tx.open_channel(channel, local));
         if let Err(error) = opened.unwrap_or_else(|| Err(gone())) {
             cm::send_reject(&socket, &[]);
             return Err(error);

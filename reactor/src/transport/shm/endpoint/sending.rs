@@ -7,7 +7,9 @@ use fabric_core::{Error, FiAddr, Result};
 
 use super::super::connection_table::ConnectionGuard;
 use super::super::token::ShmToken;
-use super::super::tx_connection::{ConnectionEnd, PushOutcome, QueueProgress, TxConnection};
+use super::super::tx_connection::{
+    ConnectionEnd, LocalEnd, PushOutcome, QueueProgress, TxConnection,
+};
 use super::ShmEndpoint;
 
 /// The result of a pass over the queue of a connection.
@@ -61,7 +63,6 @@ impl ShmEndpoint {
         ctx: &EndpointContext<'_, impl EngineContext>,
         tx: &mut TxConnection,
     ) -> Result<()> {
-        let token = ShmToken::Tx(tx.addr.index() as u32).pack(self.id);
         if tx.is_closed() {
             if let Some(error) = self.disconnect_error() {
                 return Err(error);
@@ -69,7 +70,17 @@ impl ShmEndpoint {
             ctx.address_of(tx.addr)?;
             tx.expected_incarnation = ctx.incarnation_of(tx.addr);
         }
-        tx.connect(&self.name, self.local.incarnation, token, &self.wait_set)
+        tx.connect(self.local_end(tx.addr.index()))
+    }
+
+    /// Returns this end of the connection at `tx_index`, for its connect.
+    pub(super) fn local_end(&self, tx_index: usize) -> LocalEnd<'_> {
+        LocalEnd {
+            name: &self.name,
+            incarnation: self.local.incarnation,
+            token: ShmToken::Tx(tx_index as u32).pack(self.id),
+            wait_set: &self.wait_set,
+        }
     }
 
     /// Handles the result of a pass over the queue of a connection, after which the connection was

@@ -2,33 +2,25 @@
 //! request and accept take the place of the hello.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
+use fabric_core::Result;
 use fabric_core::flags::Caps;
-use fabric_core::transport::WaitSet;
-use fabric_core::{Address, Result};
 
 use super::super::cm::{self, CmAnswer, CmOffer};
 use super::super::control::ControlRead;
 use super::super::socket::{PeerCredentials, ShmSocket, SocketConnect};
-use super::{TxConnection, TxConnectionState};
+use super::{LocalEnd, TxConnection, TxConnectionState};
 
 impl TxConnection {
-    /// Connects the socket to a passive endpoint, from the name `from`. Returns false if the
+    /// Connects the socket, bound to the local name, to a passive endpoint. Returns false if the
     /// backlog of the passive endpoint is full.
     ///
     /// # Errors
     /// Those of [`ShmSocket::connect_from`], and of the operating system.
-    pub(crate) fn connect_from(
-        &mut self,
-        from: &Address,
-        incarnation: u64,
-        token: u64,
-        wait: &Arc<dyn WaitSet>,
-    ) -> Result<bool> {
-        match ShmSocket::connect_from(from, &self.peer_address)? {
+    pub(crate) fn connect_from(&mut self, local: LocalEnd<'_>) -> Result<bool> {
+        match ShmSocket::connect_from(local.name, &self.peer_address)? {
             SocketConnect::Connected(socket, peer) => {
-                self.open_channel((socket, peer), (from, incarnation), token, wait)?;
+                self.open_channel((socket, peer), local)?;
                 Ok(true)
             }
             SocketConnect::BacklogFull => Ok(false),
