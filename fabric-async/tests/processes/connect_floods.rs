@@ -123,6 +123,18 @@ pub(crate) async fn connect_msg_in_turn(name: &str) {
     }
 }
 
+/// Plays a process with stalled and honest clients. `names` are the server of the stalled ones,
+/// which take the share of the process, and that of the honest ones, with a space between them.
+/// Stops in between.
+pub(crate) async fn connect_beside_stalled(names: &str) {
+    let (stalled, honest) = names.split_once(' ').expect("two names");
+    let stalled = stalled.rsplit("://").next().unwrap();
+    let held: Vec<_> = (0..HANDSHAKE_SHARE).map(|_| try_connect(stalled)).collect();
+    assert!(held.iter().all(Option::is_some));
+    stop_this_process();
+    connect_in_turn(honest).await;
+}
+
 /// Plays a client whose endpoints connect at the same time: stops once all have begun to connect.
 pub(crate) async fn connect_at_once(name: &str) {
     let mut clients = Vec::new();
@@ -195,6 +207,37 @@ fn pending_handshakes_of_a_process_are_limited() {
         let mut client = TestPeer::start("shm connect_in_turn", &name);
         serve(&ep, &mut client, CONNECTIONS).await;
         assert_eq!(ep.stats().inbound_refused, refused);
+    });
+}
+
+/// Stalled handshakes of a process are dropped when it connects again.
+#[test]
+fn stalled_handshakes_of_a_process_make_room() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let names = format!("{0} {0}", ep.name());
+        let mut client = start_stopped("shm connect_beside_stalled", &names);
+        client.resume();
+        serve(&ep, &mut client, CONNECTIONS).await;
+        assert!(ep.stats().inbound_refused > 0, "the share was not used up");
+    });
+}
+
+/// The handshakes of a process with an endpoint that nothing drives do not keep it from another
+/// endpoint.
+#[test]
+fn stalled_endpoint_leaves_room_for_others() {
+    run(async {
+        let [stalled, ep] = [(); 2].map(|()| Endpoint::bind("shm://"));
+        let (stalled, ep) = (stalled.await.unwrap(), ep.await.unwrap());
+        let names = format!("{} {}", stalled.name(), ep.name());
+        let mut client = start_stopped("shm connect_beside_stalled", &names);
+        for _ in 0..100 {
+            stalled.domain().progress();
+        }
+        client.resume();
+        serve(&ep, &mut client, CONNECTIONS).await;
+        assert_eq!(ep.stats().inbound_refused, 0);
     });
 }
 

@@ -252,6 +252,7 @@ pub(crate) fn run_role() {
         "shm hold_handshakes" => crate::connect_floods::hold_handshakes(&name),
         "shm connect_at_once" => run(crate::connect_floods::connect_at_once(&name)),
         "shm connect_msg_at_once" => run(crate::connect_floods::connect_msg_at_once(&name)),
+        "shm connect_beside_stalled" => run(crate::connect_floods::connect_beside_stalled(&name)),
         "shm connect_in_turn" => run(crate::connect_floods::connect_in_turn(&name)),
         "shm connect_msg_in_turn" => run(crate::connect_floods::connect_msg_in_turn(&name)),
         "lingering_flood" => crate::blocking_close::lingering_flood(&name),

@@ -175,6 +175,32 @@ impl RxConnections {
         true
     }
 
+    /// Makes room for another handshake with a process that has its share of the handshakes of this
+    /// process, if [`MIN_HANDSHAKES`] of them are of this endpoint: drops the oldest of these if it
+    /// is older than `timeout`. Returns false if there is no room.
+    pub(crate) fn make_room_at_share(&mut self, process: Option<u64>, timeout: Duration) -> bool {
+        let age_with_process = |index: &usize| match self.slots.get(*index) {
+            Some(RxSlot::Handshaking(handshake)) => {
+                (handshake.process() == process).then(|| handshake.age())
+            }
+            _ => None,
+        };
+        let mut own = (self.handshaking.iter().enumerate())
+            .filter_map(|(at, index)| Some((at, *index, age_with_process(index)?)));
+        let Some((at, oldest, age)) = own.next() else {
+            return true;
+        };
+        if 1 + own.count() < MIN_HANDSHAKES {
+            return true;
+        }
+        if age < timeout {
+            return false;
+        }
+        self.handshaking.remove(at);
+        self.slots.try_remove(oldest);
+        true
+    }
+
     /// Returns a key for a connection that is established now: no other connection has the key.
     pub(crate) fn generate_key(&mut self) -> PeerKey {
         self.keys.generate()

@@ -203,7 +203,7 @@ impl TxConnection {
             addr,
             expected_incarnation: None,
             state: TxConnectionState::Closed,
-            retry: ConnectRetry::new(CONNECT_TIMEOUT),
+            retry: ConnectRetry::of_refusals(CONNECT_TIMEOUT),
             end_reported: None,
             queue: VecDeque::new(),
             settings,
@@ -444,7 +444,7 @@ impl TxConnection {
     /// is [one](Self::next_try).
     pub(crate) fn connect(&mut self, local: LocalEnd<'_>) -> Result<()> {
         if self.is_closed() {
-            self.retry = ConnectRetry::new(CONNECT_TIMEOUT);
+            self.retry = ConnectRetry::of_refusals(CONNECT_TIMEOUT);
             self.try_connect(local)?;
             self.end_reported = None;
         }

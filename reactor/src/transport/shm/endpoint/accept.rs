@@ -72,7 +72,6 @@ impl ShmEndpoint {
     pub(super) fn accept(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         let max_of_process = max_pending_handshakes();
         let max_with_one = max_handshakes_with_one();
-        let is_at_share = |process| PendingHandshake::count_with(process) >= max_with_one;
         let mut budget = AcceptBudget::new();
         while budget.has_more() {
             let ShmEndpointKind::Rdm(listener) = &mut self.kind else {
@@ -90,6 +89,11 @@ impl ShmEndpoint {
             if listener.reserve_fd.is_none() {
                 listener.reserve_fd = fd_reserve::create().ok();
             }
+            let rx_connections = &mut self.rx_connections;
+            let is_at_share = |process| {
+                PendingHandshake::count_with(process) >= max_with_one
+                    && !rx_connections.make_room_at_share(process, HANDSHAKE_TIMEOUT)
+            };
             match rx_connection::accept(&listener.socket, &mut budget, is_at_share) {
                 Ok(Some(Accepted::Refused(error))) => {
                     ctx.event(EventKind::InboundRefused { error, count: 1 });

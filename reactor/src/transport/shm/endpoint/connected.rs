@@ -67,7 +67,8 @@ struct ShmConnectAttempt {
     /// The name that the program has chosen for the endpoint.
     from: Option<Address>,
     step: ConnectStep,
-    /// Connect timeout and tries.
+    /// The end of the connect timeout.
+    deadline: Instant,
     retry: ConnectRetry,
     /// Expires at the next try, or when the connect timeout has passed.
     timer: Timer,
@@ -128,12 +129,18 @@ impl ShmConnectAttempt {
         wait_set: &Arc<dyn WaitSet>,
         token: u64,
     ) -> Result<Self> {
+        let now = Instant::now();
+        // A timeout that no clock can hold is as good as a year.
+        let deadline = now
+            .checked_add(timeout)
+            .unwrap_or(now + Duration::from_secs(365 * 24 * 3600));
         let attempt = Self {
             caps,
             private_data: private_data.to_vec(),
             from: from.cloned(),
             step: ConnectStep::AwaitNonce,
-            retry: ConnectRetry::new(timeout),
+            deadline,
+            retry: ConnectRetry::until(deadline),
             timer: Timer::new(wait_set, token)?,
         };
         attempt.arm_timer();
@@ -150,7 +157,7 @@ impl ShmConnectAttempt {
 
     /// Sets the timer to the next try or to the end of the connect timeout.
     fn arm_timer(&self) {
-        let next = self.next_try().unwrap_or(self.retry.deadline());
+        let next = self.next_try().unwrap_or(self.deadline);
         let after = next.saturating_duration_since(Instant::now());
         self.timer.set(Some(after));
     }

@@ -8,7 +8,7 @@
 //! connection requests too.
 
 use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fabric_core::{Address, Error, RefusalReason, Scheme};
@@ -20,6 +20,7 @@ use super::super::socket::{PeerCredentials, ShmListener, ShmSocket};
 use super::{LocalEndpoint, RxConnection};
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::os_error::os_error;
+use crate::sys::process_local::ProcessLocal;
 
 /// A connection whose hello has not arrived yet.
 #[derive(Debug)]
@@ -38,11 +39,18 @@ struct CountedHandshake {
 }
 
 /// The pending handshakes of all endpoints of this process, by the process of the peer.
-static PENDING: LazyLock<Mutex<HashMap<Option<u64>, usize>>> = LazyLock::new(Mutex::default);
+static PENDING: ProcessLocal<Mutex<PendingCounts>> = ProcessLocal::new(Mutex::default);
+
+type PendingCounts = HashMap<Option<u64>, usize>;
+
+fn lock_pending() -> MutexGuard<'static, PendingCounts> {
+    let pending = PENDING.get().lock();
+    pending.unwrap_or_else(PoisonError::into_inner)
+}
 
 impl CountedHandshake {
     fn new(peer: Option<u64>) -> Self {
-        let mut pending = PENDING.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = lock_pending();
         *pending.entry(peer).or_default() += 1;
         Self {
             peer,
@@ -53,11 +61,11 @@ impl CountedHandshake {
 
 impl Drop for CountedHandshake {
     fn drop(&mut self) {
-        // In a forked child, a thread that the child does not have may hold the lock.
+        // A forked child counts its own.
         if !self.fork_guard.in_original_process() {
             return;
         }
-        let mut pending = PENDING.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = lock_pending();
         if let Some(count) = pending.get_mut(&self.peer) {
             *count -= 1;
             if *count == 0 {
@@ -92,15 +100,18 @@ impl PendingHandshake {
 
     /// Returns the number of pending handshakes of all endpoints of this process.
     pub(crate) fn count_of_process() -> usize {
-        let pending = PENDING.lock().unwrap_or_else(PoisonError::into_inner);
-        pending.values().sum()
+        lock_pending().values().sum()
     }
 
     /// Returns the number of pending handshakes of all endpoints of this process with one peer
     /// process, or with all that are not known.
     pub(crate) fn count_with(peer: Option<u64>) -> usize {
-        let pending = PENDING.lock().unwrap_or_else(PoisonError::into_inner);
-        pending.get(&peer).copied().unwrap_or_default()
+        lock_pending().get(&peer).copied().unwrap_or_default()
+    }
+
+    /// Returns the process of the peer ([`PeerCredentials::process`]).
+    pub(crate) fn process(&self) -> Option<u64> {
+        self.peer.process
     }
 
     /// Returns the time since the socket was accepted.
