@@ -1,5 +1,6 @@
 //! Servers in processes that are killed.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use fabric_rpc::{FabricConnector, FabricIncoming};
@@ -57,13 +58,17 @@ async fn call_killed_server(address: &str) -> (Code, Code) {
         let mut server = TestProcess::start_server(address);
         let mut responses = client.output("RespondAndWait", Empty {}).await.unwrap();
         responses.message().await.unwrap().expect("a response");
-        let mut waiting = client.clone();
-        let waiting =
-            tokio::spawn(async move { waiting.unary::<_, Empty>("Wait", Empty {}).await });
-        client.empty_call().await.unwrap();
+        let mut other = client.clone();
+        let mut waiting = pin!(other.unary::<_, Empty>("Wait", Empty {}));
+        // Requests are sent in the order of their first polls.
+        tokio::select! {
+            biased;
+            ended = &mut waiting => panic!("{ended:?}"),
+            answer = client.empty_call() => answer.unwrap(),
+        };
         server.kill();
         let killed = responses.message().await.unwrap_err().code();
-        assert_eq!(waiting.await.unwrap().unwrap_err().code(), killed);
+        assert_eq!(waiting.await.unwrap_err().code(), killed);
         // A call that is sent before the client has noticed the end is canceled.
         let mut refused = client.empty_call().await;
         if refused
