@@ -177,8 +177,10 @@ impl ClientShared {
                 if let Some(session) = &state.session {
                     return Ok(session.clone());
                 }
-                if !std::mem::replace(&mut state.is_connecting, true) {
-                    tokio::spawn(connect(Arc::downgrade(self)));
+                let is_first = !std::mem::replace(&mut state.is_connecting, true);
+                drop(state);
+                if is_first {
+                    tokio::spawn(connect(EndOnDrop(Arc::downgrade(self))));
                 }
             }
             // The sender is in `self`.
@@ -187,19 +189,22 @@ impl ClientShared {
     }
 }
 
-/// Makes attempts to connect until one succeeds, one shows that none can, or no call waits.
-async fn connect(client: Weak<ClientShared>) {
-    /// Lets calls that wait start another task, also if this one panics or its runtime ends.
-    struct EndOnDrop(Weak<ClientShared>);
-    impl Drop for EndOnDrop {
-        fn drop(&mut self) {
-            if let Some(client) = self.0.upgrade() {
-                client.link.lock().is_connecting = false;
-                client.link.results.send_modify(|count| *count += 1);
-            }
+/// Lets calls that wait start another task to connect, also if this one panics, or its runtime ends
+/// or does not exist. Must be dropped without the lock of the link.
+struct EndOnDrop(Weak<ClientShared>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        if let Some(client) = self.0.upgrade() {
+            client.link.lock().is_connecting = false;
+            client.link.results.send_modify(|count| *count += 1);
         }
     }
-    let _end = EndOnDrop(client.clone());
+}
+
+/// Makes attempts to connect until one succeeds, one shows that none can, or no call waits.
+async fn connect(end_on_drop: EndOnDrop) {
+    let client = &end_on_drop.0;
     loop {
         let Some((config, next_attempt)) = client.upgrade().and_then(|client| {
             let state = client.link.lock();

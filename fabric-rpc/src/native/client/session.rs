@@ -50,6 +50,17 @@ struct ReceiveState {
     last_idle: Instant,
 }
 
+/// Ends the session when its reader task is dropped, as by the end of its runtime: calls on another
+/// runtime then get a session with a reader there.
+struct EndOnDrop(Arc<SlotTable>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        let message = "the runtime of the connection has ended during the call";
+        self.0.end(&Status::new(Code::Unavailable, message));
+    }
+}
+
 /// A session that was idle for less is not checked before a call.
 const IDLE_CHECK: Duration = Duration::from_millis(1);
 
@@ -96,7 +107,9 @@ impl Session {
             max_body_len,
         });
         let weak = Arc::downgrade(&session);
+        let end_on_drop = EndOnDrop(session.slots.clone());
         let reader = tokio::spawn(poll_fn(move |cx| {
+            let _ = &end_on_drop;
             let Some(session) = weak.upgrade() else {
                 return Poll::Ready(());
             };
@@ -362,18 +375,27 @@ impl PendingCall {
                         return Poll::Pending;
                     }
                 };
-                let has_received = self.session.poll_receive(&mut receive, cx);
-                if !has_received {
-                    self.session.read_events(&mut receive, cx);
-                }
-                drop(receive);
-                match slots.take_after_receive(self.id) {
-                    Some(answer) => answer,
-                    None => {
-                        if has_received {
-                            cx.waker().wake_by_ref();
+                // Before this task had the lock, the answer may have come, and another call may
+                // have become the receiver. From now on this call is it until its own poll has its
+                // answer, or the reader is.
+                match slots.poll_call(self.id, cx) {
+                    CallTurn::Answered(answer) => answer,
+                    CallTurn::Wait => return Poll::Pending,
+                    CallTurn::Receive => {
+                        let has_received = self.session.poll_receive(&mut receive, cx);
+                        if !has_received {
+                            self.session.read_events(&mut receive, cx);
                         }
-                        return Poll::Pending;
+                        drop(receive);
+                        match slots.take_after_receive(self.id) {
+                            Some(answer) => answer,
+                            None => {
+                                if has_received {
+                                    cx.waker().wake_by_ref();
+                                }
+                                return Poll::Pending;
+                            }
+                        }
                     }
                 }
             }

@@ -426,6 +426,36 @@ mod tests {
         assert_eq!(slots.poll_reader(&mut reader_cx), ReaderTurn::Receive);
     }
 
+    /// A call that was the receiver may go on when its answer has come and another call is the
+    /// receiver.
+    #[test]
+    fn former_receiver_has_its_answer() {
+        let (slots, credits) = (SlotTable::default(), Arc::new(Semaphore::new(3)));
+        let mut cx = Context::from_waker(Waker::noop());
+        let open = || {
+            let credit = credits.clone().try_acquire_owned().unwrap();
+            slots.open(credit).unwrap().0
+        };
+        let first = open();
+        assert!(matches!(slots.poll_call(first, &mut cx), CallTurn::Receive));
+        let second = open();
+        assert!(matches!(slots.poll_call(second, &mut cx), CallTurn::Wait));
+        assert_eq!(slots.poll_reader(&mut cx), ReaderTurn::Receive);
+        for id in [first, second] {
+            slots.deliver(id, Err(Status::deadline()));
+        }
+        assert_eq!(slots.poll_reader(&mut cx), ReaderTurn::Wait);
+        let third = open();
+        assert!(matches!(slots.poll_call(third, &mut cx), CallTurn::Receive));
+        for id in [first, second] {
+            assert!(matches!(
+                slots.poll_call(id, &mut cx),
+                CallTurn::Answered(_)
+            ));
+        }
+        assert!(matches!(slots.poll_call(third, &mut cx), CallTurn::Receive));
+    }
+
     #[test]
     fn lone_call_receives_without_the_reader() {
         let (slots, credits) = (SlotTable::default(), Arc::new(Semaphore::new(1)));

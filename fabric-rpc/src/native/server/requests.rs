@@ -22,8 +22,7 @@ use super::Limits;
 /// many as one peer's share of the transmit credits.
 const MAX_UNCOUNTED_LEN: usize = 8 << 10;
 
-/// The number of answers that wait for a client, beyond those that handlers can have given: these
-/// are refusals. With one more the client is disconnected.
+/// The number of refusals that wait for a client. With one more the client is disconnected.
 const MAX_WAITING_REFUSALS: usize = 1024;
 
 /// The requests under way of a server.
@@ -47,6 +46,9 @@ struct TableState {
 struct ClientRequests {
     running: HashMap<u64, RunningRequest>,
     held: HeldRequests,
+    /// The number of refusals that wait. They are short, so those of a client do not count among
+    /// the requests of all.
+    refusals: usize,
 }
 
 /// What requests use, of a client or of all.
@@ -240,32 +242,59 @@ impl RequestTable {
         id: u64,
         result: Result<Response, Status>,
     ) {
-        let Some((message, data)) = self.try_answer(client, id, result) else {
-            return;
-        };
-        let (Some(waiting), Ok(runtime)) = (
-            self.insert_waiting(client, message.bytes_in_memory()),
-            Handle::try_current(),
-        ) else {
+        if let Some((message, data)) = self.try_answer(client, id, result) {
+            let bytes = message.bytes_in_memory();
+            self.send_later(client, id, (message, data), Waiting::Answer { bytes });
+        }
+    }
+
+    /// Sends the status of a request for which no handler was started. Waits as
+    /// [`answer`](Self::answer) does, but a shutdown does not wait for it.
+    pub(super) fn refuse(self: &Arc<Self>, client: FiAddr, id: u64, status: Status) {
+        if let Some(answer) = self.try_answer(client, id, Err(status)) {
+            self.send_later(client, id, answer, Waiting::Refusal);
+        }
+    }
+
+    fn send_later(
+        self: &Arc<Self>,
+        client: FiAddr,
+        id: u64,
+        (message, data): (OutgoingMessage, u64),
+        kind: Waiting,
+    ) {
+        let (Some(waiting), Ok(runtime)) =
+            (self.insert_waiting(client, kind), Handle::try_current())
+        else {
             return self.disconnect(client);
         };
         runtime.spawn(waiting.send(id, message, data));
     }
 
     /// Counts an answer that waits for its client. `None` if too many wait.
-    fn insert_waiting(self: &Arc<Self>, client: FiAddr, bytes: usize) -> Option<WaitingAnswer> {
+    fn insert_waiting(self: &Arc<Self>, client: FiAddr, kind: Waiting) -> Option<WaitingAnswer> {
         let state = &mut *self.lock();
         let of_client = state.clients.entry(client).or_default();
-        let max_answers = self.limits.per_client.saturating_mul(3);
-        if of_client.held.waiting.count >= max_answers.saturating_add(MAX_WAITING_REFUSALS) {
-            return None;
+        match kind {
+            Waiting::Answer { bytes } => {
+                // More than handlers can have given.
+                if of_client.held.waiting.count >= self.limits.per_client.saturating_mul(3) {
+                    return None;
+                }
+                of_client.held.waiting.add(bytes);
+                state.held.waiting.add(bytes);
+            }
+            Waiting::Refusal => {
+                if of_client.refusals >= MAX_WAITING_REFUSALS {
+                    return None;
+                }
+                of_client.refusals += 1;
+            }
         }
-        of_client.held.waiting.add(bytes);
-        state.held.waiting.add(bytes);
         Some(WaitingAnswer {
             table: self.clone(),
             client,
-            bytes,
+            kind,
         })
     }
 
@@ -278,7 +307,7 @@ impl RequestTable {
             return;
         };
         remove(entry.get_mut(), &mut state.held);
-        if entry.get().held.is_empty() {
+        if entry.get().held.is_empty() && entry.get().refusals == 0 {
             entry.remove();
         }
         let drained = if state.held.is_empty() {
@@ -373,12 +402,21 @@ impl Drop for RunningGuard {
     }
 }
 
+/// What waits for a client.
+#[derive(Clone, Copy, Debug)]
+enum Waiting {
+    /// An answer of a handler, with so many bytes in memory of this process.
+    Answer { bytes: usize },
+    /// The status of a request for which no handler was started.
+    Refusal,
+}
+
 /// An answer that waits for its client.
 #[derive(Debug)]
 struct WaitingAnswer {
     table: Arc<RequestTable>,
     client: FiAddr,
-    bytes: usize,
+    kind: Waiting,
 }
 
 impl WaitingAnswer {
@@ -404,9 +442,13 @@ impl WaitingAnswer {
 
 impl Drop for WaitingAnswer {
     fn drop(&mut self) {
-        self.table.remove(self.client, |of_client, held| {
-            of_client.held.waiting.remove(self.bytes);
-            held.waiting.remove(self.bytes);
-        });
+        self.table
+            .remove(self.client, |of_client, held| match self.kind {
+                Waiting::Answer { bytes } => {
+                    of_client.held.waiting.remove(bytes);
+                    held.waiting.remove(bytes);
+                }
+                Waiting::Refusal => of_client.refusals -= 1,
+            });
     }
 }

@@ -123,7 +123,9 @@ where
                 Next::Signal => serving.phase = Phase::Draining,
                 Next::Drained => {
                     drop(receive);
-                    return ep.flush().await;
+                    // Answers that a client does not take are lost.
+                    let flushed = tokio::time::timeout(limits.answer_timeout, ep.flush());
+                    return flushed.await.unwrap_or(Ok(()));
                 }
             }
         };
@@ -188,7 +190,7 @@ where
                 let data = transfer.data.unwrap_or(0);
                 match self.accept(client, tag, data, message) {
                     Ok((request, bytes)) => self.start(client, tag.id, request, bytes),
-                    Err(status) => self.table.answer(client, tag.id, Err(status)),
+                    Err(status) => self.table.refuse(client, tag.id, status),
                 }
             }
             MessageKind::Cancel => self.table.cancel(client, tag.id),
