@@ -294,7 +294,7 @@ fn clients_of_other_protocols_do_not_disturb_the_listener() {
                 "tcp"
             };
             // A client without the protocol, and one of bytes that are no protocol.
-            let _strangers = [
+            let _refused = [
                 TestPeer::start(&format!("{scheme} connect_and_echo"), &name),
                 TestPeer::start("stream send_too_long", &format!("{name}|garbage")),
             ];

@@ -238,7 +238,7 @@ fn server_shuts_down_beside_a_client_that_takes_no_answers() {
 
 /// Messages of another endpoint than the server end no call of the client.
 #[test]
-fn client_survives_messages_of_strangers() {
+fn client_survives_messages_of_other_endpoints() {
     run(async |address| {
         let server = TestServer::start(address).await;
         let name = match address {
@@ -251,13 +251,13 @@ fn client_survives_messages_of_strangers() {
             async move { client.call(Request::new(WAIT, "")).await }
         });
         take(&server.probe.waiting).await;
-        let stranger = Endpoint::bind(address).await.unwrap();
-        let mut events = stranger.take_events().unwrap();
-        let to_client = stranger.add_peer(&*name).await.unwrap();
+        let other = Endpoint::bind(address).await.unwrap();
+        let mut events = other.take_events().unwrap();
+        let to_client = other.add_peer(&*name).await.unwrap();
         let is_down = |event: Event| matches!(event.kind, EventKind::PeerDown { .. });
-        // The client disconnects the stranger, whose messages fill its share of the budget.
+        // The client disconnects the endpoint, whose messages fill its share of the budget.
         let limit = Duration::from_millis(20);
-        let send = || stranger.send(to_client, vec![0; 1 << 20]).tag(RESPONSE);
+        let send = || other.send(to_client, vec![0; 1 << 20]).tag(RESPONSE);
         while !std::iter::from_fn(|| events.try_read()).any(is_down) {
             let _ = timeout(limit, send()).await;
             check_echo(&client).await;
