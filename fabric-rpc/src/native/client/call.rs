@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use fabric_async::Error;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
-use tracing::{Level, Span};
+use tracing::Span;
 
 use super::super::wire::{OutgoingMessage, request_data};
 use super::super::{Code, Request, Response, Status};
@@ -53,17 +53,7 @@ impl ResponseFuture {
         credit: Option<OwnedSemaphorePermit>,
     ) -> Self {
         let deadline = request.begin(client.default_timeout);
-        // A disabled span still costs at each use, for the crate `log`.
-        let span = if tracing::span_enabled!(target: "fabric_rpc::native", Level::DEBUG) {
-            tracing::debug_span!(
-                target: "fabric_rpc::native",
-                parent: &client.span,
-                "call",
-                method = request.method
-            )
-        } else {
-            Span::none()
-        };
+        let span = method_span!(&client.span, "call", request.method);
         let state = match credit {
             Some(credit) => CallState::New(request, credit),
             None => {

@@ -16,10 +16,9 @@ use super::session::Session;
 ///
 /// The pause after the first failed attempt is `initial`; each further one is `factor` times as
 /// long, up to `max`. Attempts also keep the pauses if a server accepts connections and answers no
-/// call; the first answer resets the pause. Each pause is shortened by a random
-/// part of up to `jitter` of it, so that many clients of a server do not return at the same time.
-/// The pauses also hold between attempts for different calls. A client without calls makes no
-/// attempts.
+/// call; the first answer resets the pause. Each pause is shortened by a random part of up to
+/// `jitter` of it, so that many clients of a server do not return at the same time. The pauses also
+/// hold between attempts for different calls. A client without calls makes no attempts.
 ///
 /// ```
 /// use std::time::Duration;
@@ -183,7 +182,7 @@ impl ClientShared {
                     tokio::spawn(connect(EndOnDrop(Arc::downgrade(self))));
                 }
             }
-            // The sender is in `self`.
+            // Fails only without the sender, which is a field of `self`.
             let _ = results.changed().await;
         }
     }

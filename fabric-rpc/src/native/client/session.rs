@@ -226,7 +226,8 @@ impl Session {
     }
 
     /// Returns whether an event is about the server. The event of a server that has left has no
-    /// handle if the handle leads to a new server of the name already.
+    /// `source` if its handle already belongs to a new server of the same name; then the names are
+    /// compared.
     fn is_server(&self, peer: &Address, source: Option<FiAddr>) -> bool {
         source.map_or(*peer == self.server_name, |source| source == self.server)
     }
@@ -375,9 +376,9 @@ impl PendingCall {
                         return Poll::Pending;
                     }
                 };
-                // Before this task had the lock, the answer may have come, and another call may
-                // have become the receiver. From now on this call is it until its own poll has its
-                // answer, or the reader is.
+                // Before this task had the lock, another task may have received the answer, and
+                // another call may have become the receiver. While this task has the lock, only
+                // the reader can become the receiver instead of this call.
                 match slots.poll_call(self.id, cx) {
                     CallTurn::Answered(answer) => answer,
                     CallTurn::Wait => return Poll::Pending,

@@ -36,8 +36,8 @@ use super::{DEFAULT_MAX_BODY_LEN, Lender, Request, Response, Status};
 ///   [`Code::ResourceExhausted`](super::Code::ResourceExhausted), without starting a handler.
 /// * A client that sends other messages than those of calls is disconnected when they fill its
 ///   share of the endpoint's budget. A client that does not take its answers is disconnected when
-///   more wait than three times its limit of requests and 1,024, or when one has waited for
-///   [`answer_timeout`](ServerBuilder::answer_timeout).
+///   more of them wait than three times its limit of requests, or more than 1,024 refusals, or when
+///   one has waited for [`answer_timeout`](ServerBuilder::answer_timeout).
 ///
 /// See [`Client`](super::Client) for an example.
 #[derive(Debug)]
@@ -115,8 +115,9 @@ impl Server {
 
     /// Serves until `signal` resolves, then shuts down: later requests are answered with
     /// [`Code::Unavailable`](super::Code::Unavailable), safe to retry; those under way go on until
-    /// their handlers are ready and their clients have the answers; then the endpoint is closed. To
-    /// bound the shutdown, drop the future.
+    /// their handlers are ready and their clients have the answers, or have not taken them within
+    /// [`answer_timeout`](ServerBuilder::answer_timeout); then the endpoint is closed. To bound the
+    /// time of the handlers, drop the future.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

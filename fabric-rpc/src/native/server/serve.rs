@@ -12,7 +12,7 @@ use fabric_async::{Done, Error, EventKind, Failed, FiAddr, LoanedBuf, Transfer};
 use futures_core::Stream;
 use tokio::time::Instant;
 use tower_service::Service;
-use tracing::{Instrument, Level, Span};
+use tracing::{Instrument, Span};
 
 use super::super::message::TimeLimit;
 use super::super::wire::{CallTag, IncomingMessage, MessageKind};
@@ -23,8 +23,8 @@ use super::{Limits, Server, ends_serving};
 /// Messages that are received before events and the shutdown signal are polled again.
 const MESSAGES_PER_TURN: usize = 64;
 
-/// The number of clients that have left from which those without a handle are forgotten: no message
-/// of theirs can come.
+/// The number of departed clients beyond which those without a handle are removed: no message of
+/// theirs can come.
 const MAX_DEPARTED: usize = 256;
 
 /// What the receive loop does with requests.
@@ -248,17 +248,7 @@ where
 
     /// Polls the handler of a request, and makes it a task if it is not ready.
     fn start(&self, client: FiAddr, id: u64, request: Request, bytes: usize) {
-        // A disabled span still costs at each use, for the crate `log`.
-        let span = if tracing::span_enabled!(target: "fabric_rpc::native", Level::DEBUG) {
-            tracing::debug_span!(
-                target: "fabric_rpc::native",
-                parent: &self.span,
-                "request",
-                method = request.method
-            )
-        } else {
-            Span::none()
-        };
+        let span = method_span!(&self.span, "request", request.method);
         let deadline = request.deadline();
         let mut service = self.service.clone();
         let mut handler = Box::pin(async move {
