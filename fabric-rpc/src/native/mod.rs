@@ -11,8 +11,8 @@
 //! | `client/` | credits, slots, sessions, reconnecting |
 //! | `server/` | limits, handlers, shutdown |
 
-/// Creates a span for a call of a method, unless no subscriber wants it: a disabled span still costs
-/// at each use, for the crate `log`.
+/// Creates a span for a call of a method, unless no subscriber wants it: a disabled span still
+/// costs at each use, for the crate `log`.
 macro_rules! method_span {
     ($parent:expr, $name:literal, $method:expr) => {
         if tracing::span_enabled!(target: "fabric_rpc::native", tracing::Level::DEBUG) {
