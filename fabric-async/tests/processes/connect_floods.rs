@@ -271,7 +271,8 @@ fn refused_handshakes_are_tried_again() {
         wait_until(&ep, |stats| stats.inbound_refused == refused).await;
         client.resume();
         serve(&ep, &mut client, AT_ONCE).await;
-        assert_eq!(ep.stats().peers, 0);
+        // A pass after the end of the process may see the last ends of connections.
+        wait_until(&ep, |stats| stats.peers == 0).await;
     });
 }
 
