@@ -12,7 +12,7 @@ use fabric_async::{
 };
 use futures_util::future::join_all;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
 
 use crate::connected_shm_hostile::listen;
@@ -31,6 +31,8 @@ const AT_ONCE: usize = 100;
 const HANDSHAKE_SHARE: usize = 16;
 /// Handshakes without a message of one process with a passive endpoint.
 const PASSIVE_HANDSHAKE_SHARE: usize = 64;
+/// Pending handshakes of all processes with a passive endpoint.
+const PASSIVE_HANDSHAKES: usize = 256;
 
 /// Plays an attacker: fills the backlog of the listener and stops (`SIGSTOP`). When it is
 /// continued, its threads connect and disconnect until it is killed.
@@ -257,6 +259,42 @@ fn pending_handshakes_of_a_process_with_a_passive_endpoint_are_limited() {
         serve_msg(&mut listener, &mut client, CONNECTIONS).await;
         assert_eq!(refused, expected);
         assert_eq!(take_refused(&mut events, PASSIVE_HANDSHAKE_SHARE), 0);
+    });
+}
+
+/// Handshakes of processes that fill a passive endpoint are evicted, and none of another process.
+#[test]
+fn full_passive_endpoint_evicts_handshakes_of_the_process_with_most() {
+    const ATTACKERS: usize = PASSIVE_HANDSHAKES / PASSIVE_HANDSHAKE_SHARE;
+    run(async {
+        let (mut listener, mut events) = listen().await;
+        let name = listener.name().to_string();
+        let oldest = try_connect(listener.name().name()).unwrap();
+        let mut attackers = Vec::new();
+        let (mut refused, mut evicted) = (0, 0);
+        for attacker in 1..=ATTACKERS {
+            attackers.push(start_stopped("shm hold_handshakes", &name));
+            while refused < (attacker * (AT_ONCE - PASSIVE_HANDSHAKE_SHARE)) as u64 {
+                assert!(listener.try_accept().is_none());
+                while let Some(event) = events.try_read() {
+                    match event.kind {
+                        EventKind::InboundRefused {
+                            error: Error::TooMany { limit, .. },
+                            count,
+                        } if limit == PASSIVE_HANDSHAKES => evicted += count,
+                        EventKind::InboundRefused { count, .. } => refused += count,
+                        _ => {}
+                    }
+                }
+            }
+        }
+        assert_eq!(evicted, 1);
+        let recv = || rustix::net::recv(&oldest, &mut [0; 64][..], RecvFlags::DONTWAIT);
+        recv().expect("`Ready`");
+        let second = recv().expect_err("the oldest handshake is evicted");
+        assert_eq!(second, Errno::AGAIN);
+        let mut client = TestPeer::start("shm connect_msg_in_turn", &name);
+        serve_msg(&mut listener, &mut client, CONNECTIONS).await;
     });
 }
 

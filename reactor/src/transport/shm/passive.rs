@@ -5,14 +5,14 @@
 //! request, which waits until the program takes it. No epoll set watches these sockets until an
 //! endpoint is opened for the request. A request that is dropped is rejected.
 //!
-//! At most 256 handshakes are pending; a new one evicts the oldest. With 128 pending requests the
-//! passive endpoint accepts no connections until the program has taken half of them. Of other
-//! processes, one process may have 64 handshakes without a message, and 64 requests that wait for
+//! At most 256 handshakes are pending; a new one evicts the oldest of the process with the most.
+//! With 128 pending requests the passive endpoint accepts no connections until the program has
+//! taken half of them. Of other processes, one process may have 64 handshakes without a message, and 64 requests that wait for
 //! the reverse socket or the program. Beyond that its connections and requests are refused with
 //! `RetryLater`. The two limits are separate, so that the requests of a process cannot keep their
 //! own reverse sockets out.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,7 +36,8 @@ use crate::sys::closer::{self, PeerFd};
 use crate::sys::os_error::os_error;
 use crate::sys::timer::Timer;
 
-/// Limit of pending handshakes. At the limit the oldest one is evicted for a new one.
+/// Limit of pending handshakes. At the limit a new one evicts the oldest of the process with the
+/// most.
 const MAX_PENDING_HANDSHAKES: usize = 256;
 /// Limit of handshakes without a message, of one other process.
 const MAX_SILENT_OF_PROCESS: usize = 64;
@@ -224,7 +225,7 @@ impl ShmPassiveEndpoint {
         self.accept(ctx);
     }
 
-    /// Adds a client that was admitted. Evicts the oldest handshake if there are too many.
+    /// Adds a client that was admitted. Evicts a handshake if there are too many.
     fn add_handshake(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
@@ -249,8 +250,37 @@ impl ShmPassiveEndpoint {
         }
         self.poll_handshake(ctx, index);
         if self.handshake_order.len() > MAX_PENDING_HANDSHAKES {
-            let oldest = self.handshake_order[0];
-            self.take_handshake(oldest);
+            self.evict_handshake(ctx);
+        }
+    }
+
+    /// Evicts the oldest handshake of the process with the most; one without a message if there is
+    /// one. The client of such a handshake connects again later.
+    fn evict_handshake(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
+        let mut of_process: HashMap<Option<u64>, usize> = HashMap::new();
+        for (_, handshake) in &self.handshakes {
+            *of_process.entry(handshake.client.process).or_default() += 1;
+        }
+        let key = |index: &usize| {
+            let handshake = &self.handshakes[*index];
+            (
+                of_process[&handshake.client.process],
+                handshake.request.is_none(),
+            )
+        };
+        // The last of equal elements is the oldest handshake.
+        let evicted = self.handshake_order.iter().rev().copied();
+        let evicted = evicted.max_by_key(key);
+        if let Some(handshake) = evicted.and_then(|index| self.take_handshake(index)) {
+            if handshake.request.is_none() {
+                control::send_control(&handshake.socket, ControlMessage::RetryLater);
+            }
+            let error = Error::TooMany {
+                what: "pending handshakes",
+                count: MAX_PENDING_HANDSHAKES + 1,
+                limit: MAX_PENDING_HANDSHAKES,
+            };
+            ctx.event(EventKind::InboundRefused { error, count: 1 });
         }
     }
 
