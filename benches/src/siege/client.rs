@@ -8,6 +8,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::message::{REQUEST_TAG, RequestKind, decode_request, encode_request, reply_tag};
 use super::provider::SiegeProvider;
+use super::retransmission::RetransmissionTimer;
 use super::server::ServerStats;
 use crate::stop::Stop;
 use crate::{Error, Result};
@@ -24,8 +25,6 @@ const UNTAGGED_REQUEST_PERIOD: u64 = 8;
 const DEADLINE: Duration = Duration::from_secs(10);
 /// The deadline over `udp`, in which the client sends again.
 const UDP_DEADLINE: Duration = Duration::from_secs(5);
-/// Time after which a datagram is sent again.
-const RETRY_TIMEOUT: Duration = Duration::from_millis(100);
 /// Longest time in the histogram, in nanoseconds.
 const MAX_NS: u64 = 60_000_000_000;
 
@@ -104,6 +103,8 @@ pub(super) struct HonestClient {
     server: FiAddr,
     provider: SiegeProvider,
     next_number: u64,
+    /// When a datagram is sent again.
+    retransmission: RetransmissionTimer,
 }
 
 impl HonestClient {
@@ -119,6 +120,7 @@ impl HonestClient {
             server,
             provider,
             next_number: 0,
+            retransmission: RetransmissionTimer::new(),
         };
         client.server_stats(RequestKind::Stats).await?;
         Ok(client)
@@ -178,7 +180,7 @@ impl HonestClient {
 
     /// Sends a request and returns the reply, or the reason why there is none.
     async fn exchange(
-        &self,
+        &mut self,
         request: &[u8],
         number: u64,
         retries: &mut u64,
@@ -217,13 +219,14 @@ impl HonestClient {
 
     /// Sends a datagram again and again until its reply arrives.
     async fn exchange_datagrams(
-        &self,
+        &mut self,
         request: &[u8],
         number: u64,
         retries: &mut u64,
     ) -> Result<Vec<u8>> {
         let is_stats = decode_request(request).is_some_and(|(kind, _)| kind != RequestKind::Echo);
-        loop {
+        let began = Instant::now();
+        for sent_before in 0.. {
             self.ep.send(self.server, request.to_vec()).await?;
             let reply = async {
                 loop {
@@ -235,11 +238,18 @@ impl HonestClient {
                     }
                 }
             };
-            match timeout(RETRY_TIMEOUT, reply).await {
-                Ok(reply) => return reply,
+            match timeout(self.retransmission.timeout(sent_before), reply).await {
+                Ok(reply) => {
+                    // The reply to a request that was sent again may be that to the first one.
+                    if sent_before == 0 {
+                        self.retransmission.on_round_trip(began.elapsed());
+                    }
+                    return reply;
+                }
                 Err(_) => *retries += 1,
             }
         }
+        unreachable!("the deadline ends the exchange")
     }
 }
 

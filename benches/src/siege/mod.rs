@@ -6,6 +6,7 @@
 //! | `provider` | what differs between providers: attacks, limits |
 //! | `server` | the server process |
 //! | `client` | the honest clients |
+//! | `retransmission` | when a client sends a datagram again |
 //! | `message` | bytes and tags of requests and replies |
 //! | `attacks` | the attackers, each in a process |
 //! | `usage` | memory, descriptors and mappings of the server |
@@ -17,6 +18,7 @@ mod client;
 mod message;
 mod provider;
 mod report;
+mod retransmission;
 mod server;
 mod slice;
 mod usage;
