@@ -7,10 +7,10 @@
 //!
 //! At most 256 handshakes are pending; a new one evicts the oldest of the process with the most.
 //! With 128 pending requests the passive endpoint accepts no connections until the program has
-//! taken half of them. Of other processes, one process may have 64 handshakes without a message, and 64 requests that wait for
-//! the reverse socket or the program. Beyond that its connections and requests are refused with
-//! `RetryLater`. The two limits are separate, so that the requests of a process cannot keep their
-//! own reverse sockets out.
+//! taken half of them. Of other processes, one process may have 64 handshakes without a message,
+//! and 64 requests that wait for the reverse socket or the program. Beyond that its connections and
+//! requests are refused with `RetryLater`. The two limits are separate, so that the requests of a
+//! process cannot keep their own reverse sockets out.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
