@@ -94,7 +94,7 @@ impl ResponseFuture {
             credit,
         };
         if let Some(session) = self.client.session() {
-            match encoded.send(&session, self.deadline, cx)? {
+            match encoded.send(session, self.deadline, cx)? {
                 Ok(call) => return Ok(CallState::Sent(call)),
                 Err(unsent) => encoded = unsent,
             }
@@ -109,7 +109,7 @@ impl Encoded {
     /// later.
     fn send(
         self,
-        session: &Arc<Session>,
+        session: Arc<Session>,
         deadline: Option<Instant>,
         cx: &mut Context<'_>,
     ) -> Result<Result<PendingCall, Self>, Status> {
@@ -154,7 +154,7 @@ async fn start_when_possible(
         let mut request = Some(encoded);
         let sent = poll_fn(|cx| {
             let request = request.take().expect("polled once");
-            Poll::Ready(request.send(&session, deadline, cx))
+            Poll::Ready(request.send(session.clone(), deadline, cx))
         });
         match sent.await? {
             Ok(call) => return Ok(call),

@@ -5,10 +5,12 @@
 //! | `mod` | the client, its credits and options |
 //! | `call` | the future of a call |
 //! | `slots` | where answers go, and who receives them |
+//! | `receive` | receiving answers, and the reader task |
 //! | `session` | an endpoint that is connected to one incarnation of the server |
 //! | `reconnect` | sessions after the first |
 
 mod call;
+mod receive;
 mod reconnect;
 mod session;
 mod slots;

@@ -3,74 +3,30 @@
 //! A session ends with the connection, and its endpoint with it. The client then opens another one,
 //! so nothing of the former server can be taken for something of the new one.
 
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fabric_async::stats::EndpointStats;
-use fabric_async::{
-    Address, BindOptions, Endpoint, Error, EventKind, EventQueue, FiAddr, LoanedBuf, Scheme,
-};
+use fabric_async::{BindOptions, Endpoint, Error, FiAddr, Scheme};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
 use super::super::body::TRAILER_LEN;
 use super::super::wire::{
-    CallTag, IncomingMessage, MAX_PREFIX_LEN, MessageKind, OutgoingMessage, OutgoingPayload,
+    IncomingMessage, MAX_PREFIX_LEN, MessageKind, OutgoingMessage, OutgoingPayload,
 };
-use super::super::{Code, Response, Status};
-use super::slots::{CallTurn, ReaderTurn, SlotTable};
+use super::super::{Response, Status};
+use super::receive::{Answer, AnswerReceiver, Reader, Received, server_left};
+use super::slots::{CallTurn, OpenedSlot, SlotTable};
 
 /// A connection to the server, with the slots of its calls.
 pub(super) struct Session {
     ep: Endpoint,
     server: FiAddr,
-    server_name: Address,
     slots: Arc<SlotTable>,
-    receive: Mutex<ReceiveState>,
-    reader: OnceLock<AbortHandle>,
+    reader: AbortHandle,
     max_body_len: usize,
-}
-
-/// What the task that receives answers polls.
-struct ReceiveState {
-    /// Delivers answers to the slots; resolves when the session has ended. Each poll delivers at
-    /// most one message, so that the call that gets it goes on before the next one is waited for.
-    answers: Pin<Box<dyn Future<Output = Error> + Send>>,
-    /// Whether the last poll ended with a message.
-    has_received: Arc<AtomicBool>,
-    events: EventQueue,
-    /// Whether the events were read since the receive was posted. Reading them makes a system call.
-    has_read_events: bool,
-    /// When a call last found the session idle.
-    last_idle: Instant,
-}
-
-/// Ends the session when its reader task is dropped, as by the end of its runtime: calls on another
-/// runtime then get a session with a reader there.
-struct EndOnDrop(Arc<SlotTable>);
-
-impl Drop for EndOnDrop {
-    fn drop(&mut self) {
-        let message = "the runtime of the connection has ended during the call";
-        self.0.end(&Status::new(Code::Unavailable, message));
-    }
-}
-
-/// A session that was idle for less is not checked before a call.
-const IDLE_CHECK: Duration = Duration::from_millis(1);
-
-/// An answer as it was received.
-#[derive(Debug)]
-pub(super) struct Answer {
-    flags: u8,
-    /// The completion data: 0, or the code of a status.
-    data: u64,
-    buf: LoanedBuf,
 }
 
 impl Session {
@@ -87,36 +43,18 @@ impl Session {
         let ep = options.max_msg_size(limit).bind(bind_to).await?;
         let events = ep.take_events().ok_or(Error::Canceled)?;
         let server = ep.add_peer(server).await?;
-        let server_name = ep.address_vector().lookup(server)?;
+        let names = (server, ep.address_vector().lookup(server)?);
         let slots = Arc::<SlotTable>::default();
-        let has_received = Arc::<AtomicBool>::default();
-        let answers = receive_answers(ep.clone(), server, slots.clone(), has_received.clone());
-        let session = Arc::new(Self {
+        let receiver = AnswerReceiver::new(ep.clone(), names, events, slots.clone());
+        slots.set_receiver(Box::new(receiver));
+        let reader = tokio::spawn(Reader::new(slots.clone()));
+        Ok(Arc::new(Self {
             ep,
             server,
-            server_name,
             slots,
-            receive: Mutex::new(ReceiveState {
-                answers: Box::pin(answers),
-                has_received,
-                events,
-                has_read_events: false,
-                last_idle: Instant::now(),
-            }),
-            reader: OnceLock::new(),
+            reader: reader.abort_handle(),
             max_body_len,
-        });
-        let weak = Arc::downgrade(&session);
-        let end_on_drop = EndOnDrop(session.slots.clone());
-        let reader = tokio::spawn(poll_fn(move |cx| {
-            let _ = &end_on_drop;
-            let Some(session) = weak.upgrade() else {
-                return Poll::Ready(());
-            };
-            session.poll_reader(cx)
-        }));
-        let _ = session.reader.set(reader.abort_handle());
-        Ok(session)
+        }))
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -136,184 +74,50 @@ impl Session {
         &self.ep
     }
 
-    /// Takes a slot for a call.
+    /// Takes a slot for a call, in a poll of its task. The same poll goes on with
+    /// [`PendingCall::start`] and [`PendingCall::poll`].
     ///
     /// # Errors
     /// The credit, if the session has ended.
     pub(super) fn open_call(
-        self: &Arc<Self>,
+        self: Arc<Self>,
         credit: OwnedSemaphorePermit,
         cx: &mut Context<'_>,
     ) -> Result<PendingCall, Option<OwnedSemaphorePermit>> {
-        let (id, was_idle) = self.slots.open(credit).map_err(Some)?;
+        let slot = self.slots.open(credit, cx).map_err(Some)?;
+        let OpenedSlot {
+            id,
+            is_waiting,
+            idle,
+        } = slot;
         // No task has read the events of an idle session.
-        if was_idle && let Ok(mut receive) = self.receive.try_lock() {
-            let now = Instant::now();
-            let idle_since = std::mem::replace(&mut receive.last_idle, now);
-            if now.duration_since(idle_since) >= IDLE_CHECK {
-                receive.has_read_events = false;
-                self.read_events(&mut receive, cx);
-            }
-            // The receive for this call is not posted yet.
-            receive.has_read_events = false;
+        if let Some(mut receiver) = idle {
+            receiver.check_idle(cx);
+            self.slots.give_back_idle(receiver);
             if self.slots.has_ended() {
                 return Err(self.slots.close_unsent(id));
             }
         }
         Ok(PendingCall {
-            session: self.clone(),
+            session: self,
             id,
             has_slot: true,
+            is_waiting,
         })
     }
 
     /// Ends the session; calls under way fail.
     pub(super) fn end(&self, reason: &Error) {
-        let message = format!("the server left during the call: {reason}");
-        self.slots.end(&Status::new(Code::Unavailable, message));
-    }
-
-    /// Receives answers for as long as other tasks do not, and slots wait.
-    fn poll_reader(&self, cx: &mut Context<'_>) -> Poll<()> {
-        match self.slots.poll_reader(cx) {
-            ReaderTurn::End => return Poll::Ready(()),
-            ReaderTurn::Wait => return Poll::Pending,
-            ReaderTurn::Receive => {}
-        }
-        let receive = self.receive.lock();
-        let mut receive = receive.unwrap_or_else(PoisonError::into_inner);
-        if self.poll_receive(&mut receive, cx) {
-            // The next turn is after that of the call.
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        self.read_events(&mut receive, cx);
-        drop(receive);
-        if self.slots.has_ended() {
-            return Poll::Ready(());
-        }
-        Poll::Pending
-    }
-
-    /// Receives a message that has come, and delivers its answer. Returns whether there was one;
-    /// otherwise the waker is registered.
-    fn poll_receive(&self, receive: &mut ReceiveState, cx: &mut Context<'_>) -> bool {
-        if self.slots.has_ended() {
-            return false;
-        }
-        receive.has_received.store(false, Ordering::Relaxed);
-        if let Poll::Ready(error) = receive.answers.as_mut().poll(cx) {
-            self.end(&error);
-            return false;
-        }
-        let has_received = receive.has_received.load(Ordering::Relaxed);
-        if has_received {
-            receive.has_read_events = false;
-        }
-        has_received
-    }
-
-    /// Ends the session if an event tells that the server has left. The receive of answers, which
-    /// is directed at the server, fails if the server leaves while it is posted; the events tell
-    /// when the server has left before.
-    fn read_events(&self, receive: &mut ReceiveState, cx: &mut Context<'_>) {
-        if std::mem::replace(&mut receive.has_read_events, true) {
-            return;
-        }
-        while let Some(event) = receive.events.try_read() {
-            self.on_event(receive, event.kind, cx);
-        }
-    }
-
-    /// Returns whether an event is about the server. The event of a server that has left has no
-    /// `source` if its handle already belongs to a new server of the same name; then the names are
-    /// compared.
-    fn is_server(&self, peer: &Address, source: Option<FiAddr>) -> bool {
-        source.map_or(*peer == self.server_name, |source| source == self.server)
-    }
-
-    fn on_event(&self, receive: &mut ReceiveState, event: EventKind, cx: &mut Context<'_>) {
-        match event {
-            EventKind::PeerDown { peer, source, .. } if self.is_server(&peer, source) => {
-                // The last answers may still be in the ring.
-                while self.poll_receive(receive, cx) {}
-                self.end(&Error::PeerGone(peer));
-            }
-            EventKind::PeerOverBudget { peer, source, .. } => {
-                let _ = self.ep.disconnect(&peer);
-                if self.is_server(&peer, source) {
-                    let what = "the server sends messages that are no answers".into();
-                    self.end(&Error::Protocol { peer, what });
-                }
-            }
-            _ => {}
-        }
+        self.slots.end(&server_left(reason));
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if let Some(reader) = self.reader.get() {
-            reader.abort();
-        }
+        self.reader.abort();
+        // The receiver refers to the slots, which have it.
+        drop(self.slots.take_receiver());
     }
-}
-
-/// Receives messages of the server and delivers them to the slots of their calls. Messages that
-/// answer no call are discarded. Resolves when the session has ended.
-async fn receive_answers(
-    ep: Endpoint,
-    server: FiAddr,
-    slots: Arc<SlotTable>,
-    has_received: Arc<AtomicBool>,
-) -> Error {
-    loop {
-        let received = ep.recv_loan().tag_ignoring(0, u64::MAX).from(server).await;
-        let (transfer, answer) = match received {
-            Ok(done) => {
-                let transfer = done.transfer;
-                (transfer, Ok(done.into_buf()))
-            }
-            Err(failed) => match failed.error {
-                Error::Truncated { len, lost } => {
-                    let status = Status::too_large("response", len + lost, len);
-                    (failed.transfer, Err(status))
-                }
-                Error::OutOfMemory { .. } => {
-                    let status = Status::new(Code::Internal, failed.error.to_string());
-                    (failed.transfer, Err(status))
-                }
-                error => return error,
-            },
-        };
-        let tag = transfer.tag.and_then(CallTag::from_bits);
-        has_received.store(true, Ordering::Relaxed);
-        let Some(tag) = tag.filter(|tag| tag.kind == MessageKind::Response) else {
-            tracing::debug!(target: "fabric_rpc::native", tag = transfer.tag, "not an answer");
-            yield_once().await;
-            continue;
-        };
-        let answer = answer.map(|buf| Answer {
-            flags: tag.flags,
-            data: transfer.data.unwrap_or(0),
-            buf,
-        });
-        slots.deliver(tag.id, answer);
-        yield_once().await;
-    }
-}
-
-/// Is not ready once, without a wake-up: ends a poll.
-async fn yield_once() {
-    let mut yielded = false;
-    poll_fn(|_| {
-        if std::mem::replace(&mut yielded, true) {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
-    })
-    .await;
 }
 
 /// A call with a slot. When it is dropped, the server is told to drop the handler, and the answer
@@ -322,6 +126,8 @@ pub(super) struct PendingCall {
     session: Arc<Session>,
     id: u64,
     has_slot: bool,
+    /// Whether the waker of the task that polls is registered since the slot was taken.
+    is_waiting: bool,
 }
 
 impl PendingCall {
@@ -362,41 +168,22 @@ impl PendingCall {
 
     /// Waits for the answer.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Response, Status>> {
-        let Session { slots, receive, .. } = &*self.session;
+        if std::mem::take(&mut self.is_waiting) {
+            return Poll::Pending;
+        }
+        let slots = &self.session.slots;
         let answer = match slots.poll_call(self.id, cx) {
             CallTurn::Answered(answer) => answer,
             CallTurn::Wait => return Poll::Pending,
-            CallTurn::Receive => {
-                let mut receive = match receive.try_lock() {
-                    Ok(receive) => receive,
-                    Err(TryLockError::Poisoned(receive)) => receive.into_inner(),
-                    // Another task receives. It has come before this one and will wait.
-                    Err(TryLockError::WouldBlock) => {
-                        cx.waker().wake_by_ref();
+            CallTurn::Receive(mut receiver) => {
+                let received = receiver.poll(cx);
+                match slots.give_back(self.id, receiver, cx) {
+                    Some(answer) => answer,
+                    None => {
+                        if received != Received::Nothing {
+                            cx.waker().wake_by_ref();
+                        }
                         return Poll::Pending;
-                    }
-                };
-                // Before this task had the lock, another task may have received the answer, and
-                // another call may have become the receiver. While this task has the lock, only
-                // the reader can become the receiver instead of this call.
-                match slots.poll_call(self.id, cx) {
-                    CallTurn::Answered(answer) => answer,
-                    CallTurn::Wait => return Poll::Pending,
-                    CallTurn::Receive => {
-                        let has_received = self.session.poll_receive(&mut receive, cx);
-                        if !has_received {
-                            self.session.read_events(&mut receive, cx);
-                        }
-                        drop(receive);
-                        match slots.take_after_receive(self.id) {
-                            Some(answer) => answer,
-                            None => {
-                                if has_received {
-                                    cx.waker().wake_by_ref();
-                                }
-                                return Poll::Pending;
-                            }
-                        }
                     }
                 }
             }

@@ -5,40 +5,52 @@
 //! and the answer is discarded when it comes. So the number of slots is the number of credits, and
 //! a late answer waits nowhere.
 //!
-//! One task at a time polls the receive of answers: the *receiver*. A lone call does it itself,
-//! which saves the switch to another task. With several slots in use it is the session's reader
-//! task.
+//! The task that receives answers has the [`AnswerReceiver`] while it polls it. A lone call
+//! receives itself, which saves the switch to another task, and gives the receiver back after each
+//! poll. With several slots in use the session's reader task receives, and keeps the receiver until
+//! all slots have their answers.
+//!
+//! Invariant: while a slot waits for an answer and its call has been polled, the reader or the only
+//! call has polled the receiver, so that its waker is registered there, or it has been woken to do
+//! so.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
 
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::Status;
 use super::super::wire::ID_BITS;
-use super::session::Answer;
+use super::receive::{Answer, AnswerReceiver};
 
 /// Ids of calls: the lower bits are the index of the slot, the others count its uses.
 const INDEX_BITS: u32 = 20;
 /// The most credits of a client.
 pub(crate) const MAX_SLOTS: usize = 1 << INDEX_BITS;
+/// A session that was idle for less is not checked before a call.
+const IDLE_CHECK: Duration = Duration::from_millis(1);
 
-/// The slots of a session.
-#[derive(Debug, Default)]
-pub(super) struct SlotTable {
-    slots: Mutex<Slots>,
+/// The slots of a session. Tests have other receivers (`R`).
+#[derive(Debug)]
+pub(super) struct SlotTable<R = AnswerReceiver> {
+    slots: Mutex<Slots<R>>,
     /// Whether `slots.ended` is set.
     has_ended: AtomicBool,
 }
 
-#[derive(Debug, Default)]
-struct Slots {
+#[derive(Debug)]
+struct Slots<R> {
     entries: Vec<Slot>,
     free: Vec<u32>,
     /// Slots that wait for an answer, abandoned ones included.
     unanswered: usize,
-    receiver: Receiver,
+    role: ReceiverRole,
+    /// `None` while a task has it.
+    receiver: Option<Box<R>>,
+    /// When a call last found the session idle.
+    last_idle: Option<Instant>,
     /// Whether the server has answered a call.
     has_served: bool,
     /// Of the reader task, once it has been polled.
@@ -47,10 +59,9 @@ struct Slots {
     ended: Option<Status>,
 }
 
-/// The task that polls the receive of answers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Receiver {
-    #[default]
+/// The task that polls the receiver next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReceiverRole {
     None,
     /// The task of the call with this id.
     Call(u64),
@@ -68,44 +79,78 @@ struct Slot {
 #[derive(Debug)]
 enum SlotState {
     Free,
+    /// The call that receives has no waker here while it polls.
     Waiting(Option<Waker>),
     Answered(Result<Answer, Status>),
     /// The call was dropped; the answer has not come yet.
     Abandoned,
 }
 
+/// A slot that a call has taken.
+#[derive(Debug)]
+pub(super) struct OpenedSlot<R> {
+    pub(super) id: u64,
+    /// Whether the call waits for a wake-up already: other slots wait for answers too.
+    pub(super) is_waiting: bool,
+    /// The receiver of a session that was idle: its events must be read before the call, and the
+    /// receiver [given back](SlotTable::give_back).
+    pub(super) idle: Option<Box<R>>,
+}
+
 /// What a call that waits does next.
 #[derive(Debug)]
-pub(super) enum CallTurn {
+pub(super) enum CallTurn<R> {
     Answered(Result<Answer, Status>),
-    /// Poll the receive of answers.
-    Receive,
+    /// Poll the receiver and give it back.
+    Receive(Box<R>),
     /// Wait for the wake-up.
     Wait,
 }
 
 /// What the reader task does next.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum ReaderTurn {
-    Receive,
+#[derive(Debug)]
+pub(super) enum ReaderTurn<R> {
+    /// Poll the receiver.
+    Receive(Box<R>),
     Wait,
     End,
 }
 
-impl SlotTable {
-    fn lock(&self) -> MutexGuard<'_, Slots> {
+impl<R> Default for SlotTable<R> {
+    fn default() -> Self {
+        Self {
+            slots: Mutex::new(Slots {
+                entries: Vec::new(),
+                free: Vec::new(),
+                unanswered: 0,
+                role: ReceiverRole::None,
+                receiver: None,
+                last_idle: None,
+                has_served: false,
+                reader: None,
+                ended: None,
+            }),
+            has_ended: AtomicBool::new(false),
+        }
+    }
+}
+
+impl<R> SlotTable<R> {
+    fn lock(&self) -> MutexGuard<'_, Slots<R>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a slot for a call, and returns its id, and whether no other slot waits for an answer.
+    /// Takes a slot for a call.
     ///
     /// # Errors
     /// The credit, if the session has ended.
     pub(super) fn open(
         &self,
         credit: OwnedSemaphorePermit,
-    ) -> Result<(u64, bool), OwnedSemaphorePermit> {
-        let mut slots = self.lock();
+        cx: &mut Context<'_>,
+    ) -> Result<OpenedSlot<R>, OwnedSemaphorePermit> {
+        let mut guard = self.lock();
+        let slots = &mut *guard;
         if slots.ended.is_some() {
             return Err(credit);
         }
@@ -119,11 +164,28 @@ impl SlotTable {
                 credit: None,
             });
         }
+        let is_waiting = slots.unanswered > 1;
         let slot = &mut slots.entries[index];
-        slot.state = SlotState::Waiting(None);
+        slot.state = SlotState::Waiting(is_waiting.then(|| cx.waker().clone()));
         slot.credit = Some(credit);
         let id = slot.id;
-        Ok((id, slots.unanswered == 1))
+        let (mut idle, mut reader) = (None, None);
+        if is_waiting {
+            reader = slots.hand_to_reader();
+        } else {
+            let now = Instant::now();
+            let idle_since = slots.last_idle.replace(now);
+            if idle_since.is_some_and(|since| now.duration_since(since) >= IDLE_CHECK) {
+                idle = slots.receiver.take();
+            }
+        }
+        drop(guard);
+        reader.into_iter().for_each(Waker::wake);
+        Ok(OpenedSlot {
+            id,
+            is_waiting,
+            idle,
+        })
     }
 
     /// Frees the slot of a call whose request was not sent, and returns the credit.
@@ -136,7 +198,7 @@ impl SlotTable {
     }
 
     /// Polls the slot of a call.
-    pub(super) fn poll_call(&self, id: u64, cx: &mut Context<'_>) -> CallTurn {
+    pub(super) fn poll_call(&self, id: u64, cx: &mut Context<'_>) -> CallTurn<R> {
         let mut guard = self.lock();
         let slots = &mut *guard;
         if let Some((answer, credit)) = slots.take_answer(id) {
@@ -144,49 +206,50 @@ impl SlotTable {
             drop(credit);
             return CallTurn::Answered(answer);
         }
-        let Some(Slot {
-            state: SlotState::Waiting(waker),
-            ..
-        }) = slots.get_mut(id)
-        else {
-            return CallTurn::Wait;
+        let receives = match slots.role {
+            ReceiverRole::None => slots.unanswered == 1,
+            ReceiverRole::Call(call) => call == id,
+            ReceiverRole::Reader => false,
         };
-        if !(waker.as_ref()).is_some_and(|waker| waker.will_wake(cx.waker())) {
-            *waker = Some(cx.waker().clone());
+        if receives && let Some(receiver) = slots.receiver.take() {
+            slots.role = ReceiverRole::Call(id);
+            return CallTurn::Receive(receiver);
         }
-        match slots.receiver {
-            Receiver::None if slots.unanswered == 1 => slots.receiver = Receiver::Call(id),
-            Receiver::Call(receiver) if receiver == id => {}
-            Receiver::Reader => return CallTurn::Wait,
-            Receiver::None | Receiver::Call(_) => {
-                let reader = slots.hand_to_reader();
-                drop(guard);
-                if let Some(waker) = reader {
-                    waker.wake();
-                }
-                return CallTurn::Wait;
-            }
-        }
-        CallTurn::Receive
+        slots.store_waker(id, cx);
+        let reader = slots.hand_to_reader();
+        drop(guard);
+        reader.into_iter().for_each(Waker::wake);
+        CallTurn::Wait
     }
 
-    /// Takes the answer of a call that has polled the receive, if the answer has come.
-    ///
-    /// The reader task may have become the receiver after [`poll_call`](Self::poll_call), and have
-    /// polled the receive before the call did, whose waker has replaced that of the reader. So the
-    /// reader is woken to poll again.
-    pub(super) fn take_after_receive(&self, id: u64) -> Option<Result<Answer, Status>> {
-        let mut slots = self.lock();
-        let is_replaced = slots.receiver == Receiver::Reader;
-        let reader = slots.reader.clone().filter(|_| is_replaced);
+    /// Gives the receiver back, which the call with this id has polled. Returns the answer of the
+    /// call if it has come; otherwise the call waits for a wake-up.
+    pub(super) fn give_back(
+        &self,
+        id: u64,
+        receiver: Box<R>,
+        cx: &mut Context<'_>,
+    ) -> Option<Result<Answer, Status>> {
+        let mut guard = self.lock();
+        let slots = &mut *guard;
+        let reader = slots.put_receiver(receiver);
         let taken = slots.take_answer(id);
-        drop(slots);
-        if let Some(waker) = reader {
-            waker.wake();
+        if taken.is_none() {
+            slots.store_waker(id, cx);
         }
+        drop(guard);
+        reader.into_iter().for_each(Waker::wake);
         let (answer, credit) = taken?;
         drop(credit);
         Some(answer)
+    }
+
+    /// Gives the receiver of a session that was idle back.
+    pub(super) fn give_back_idle(&self, receiver: Box<R>) {
+        let mut slots = self.lock();
+        let reader = slots.put_receiver(receiver);
+        drop(slots);
+        reader.into_iter().for_each(Waker::wake);
     }
 
     /// Ends a call without its answer, which is discarded when it comes. Returns whether the server
@@ -200,9 +263,7 @@ impl SlotTable {
             slot.state = SlotState::Abandoned;
             let reader = slots.hand_to_reader();
             drop(slots);
-            if let Some(waker) = reader {
-                waker.wake();
-            }
+            reader.into_iter().for_each(Waker::wake);
             return true;
         }
         let answered = slots.take_answer(id);
@@ -212,33 +273,34 @@ impl SlotTable {
     }
 
     /// Stores an answer in the slot of its call, and wakes the call; discards the answer if there
-    /// is no such call.
-    pub(super) fn deliver(&self, id: u64, answer: Result<Answer, Status>) {
-        let mut slots = self.lock();
-        let is_receiver = slots.receiver == Receiver::Call(id);
+    /// is no such call. Returns how many slots wait for answers.
+    pub(super) fn deliver(&self, id: u64, answer: Result<Answer, Status>) -> usize {
+        let mut guard = self.lock();
+        let slots = &mut *guard;
+        let is_receiver = slots.role == ReceiverRole::Call(id);
         slots.has_served = true;
         let Some(slot) = slots.get_mut(id) else {
-            return;
+            return slots.unanswered;
         };
+        let (mut waker, mut credit) = (None, None);
         match &mut slot.state {
-            SlotState::Waiting(waker) => {
-                let waker = waker.take();
+            SlotState::Waiting(waiting) => {
+                // A call that receives takes the answer in the same poll.
+                waker = waiting.take().filter(|_| !is_receiver);
                 slot.state = SlotState::Answered(answer);
                 slots.unanswered -= 1;
-                drop(slots);
-                // The receiver takes the answer in the same poll.
-                if let Some(waker) = waker.filter(|_| !is_receiver) {
-                    waker.wake();
-                }
             }
             SlotState::Abandoned => {
                 slots.unanswered -= 1;
-                let credit = slots.free(id);
-                drop(slots);
-                drop(credit);
+                credit = slots.free(id);
             }
             SlotState::Answered(_) | SlotState::Free => {}
         }
+        let unanswered = slots.unanswered;
+        drop(guard);
+        drop(credit);
+        waker.into_iter().for_each(Waker::wake);
+        unanswered
     }
 
     /// Ends the session: calls that wait get this status, and later ones no slot.
@@ -281,8 +343,24 @@ impl SlotTable {
         self.lock().has_served
     }
 
-    /// Polls what the reader task does next.
-    pub(super) fn poll_reader(&self, cx: &mut Context<'_>) -> ReaderTurn {
+    /// Returns how many slots wait for answers.
+    pub(super) fn unanswered(&self) -> usize {
+        self.lock().unanswered
+    }
+
+    /// Stores the receiver of a new session.
+    pub(super) fn set_receiver(&self, receiver: Box<R>) {
+        self.lock().receiver = Some(receiver);
+    }
+
+    /// Takes the receiver, which refers to this table, out of the table of a session that is
+    /// dropped.
+    pub(super) fn take_receiver(&self) -> Option<Box<R>> {
+        self.lock().receiver.take()
+    }
+
+    /// Polls what the reader task, which has no receiver, does next.
+    pub(super) fn poll_reader(&self, cx: &mut Context<'_>) -> ReaderTurn<R> {
         let mut slots = self.lock();
         if slots.ended.is_some() {
             return ReaderTurn::End;
@@ -290,32 +368,59 @@ impl SlotTable {
         if !(slots.reader.as_ref()).is_some_and(|waker| waker.will_wake(cx.waker())) {
             slots.reader = Some(cx.waker().clone());
         }
-        if slots.receiver == Receiver::Reader {
+        if slots.role == ReceiverRole::Reader
+            && let Some(receiver) = slots.receiver.take()
+        {
             if slots.unanswered > 0 {
-                return ReaderTurn::Receive;
+                return ReaderTurn::Receive(receiver);
             }
-            slots.receiver = Receiver::None;
+            slots.receiver = Some(receiver);
+            slots.role = ReceiverRole::None;
         }
         ReaderTurn::Wait
     }
+
+    /// Gives the receiver of the reader task back, or returns it while slots wait for answers.
+    pub(super) fn give_back_unless_needed(&self, receiver: Box<R>) -> Option<Box<R>> {
+        let mut slots = self.lock();
+        if slots.unanswered > 0 {
+            return Some(receiver);
+        }
+        slots.receiver = Some(receiver);
+        slots.role = ReceiverRole::None;
+        None
+    }
 }
 
-impl Slots {
+impl<R> Slots<R> {
     fn get_mut(&mut self, id: u64) -> Option<&mut Slot> {
         let slot = self.entries.get_mut(index_of(id))?;
         (slot.id == id && !matches!(slot.state, SlotState::Free)).then_some(slot)
     }
 
-    /// Takes the answer of a call and frees its slot. If the call was the receiver, and other slots
-    /// wait, it wakes the reader.
+    /// Takes the receiver back from a call. If the reader task is the next one, it has found no
+    /// receiver meanwhile: returns its waker, to be woken after unlocking.
+    fn put_receiver(&mut self, receiver: Box<R>) -> Option<Waker> {
+        self.receiver = Some(receiver);
+        (self.role == ReceiverRole::Reader).then(|| self.reader.clone())?
+    }
+
+    /// Stores the waker of a call that waits.
+    fn store_waker(&mut self, id: u64, cx: &mut Context<'_>) {
+        if let Some(slot) = self.get_mut(id)
+            && let SlotState::Waiting(waker) = &mut slot.state
+            && !(waker.as_ref()).is_some_and(|waker| waker.will_wake(cx.waker()))
+        {
+            *waker = Some(cx.waker().clone());
+        }
+    }
+
+    /// Takes the answer of a call and frees its slot. Returns the answer and the credit.
     #[allow(clippy::type_complexity)]
     fn take_answer(
         &mut self,
         id: u64,
-    ) -> Option<(
-        Result<Answer, Status>,
-        (Option<OwnedSemaphorePermit>, WakeOnDrop),
-    )> {
+    ) -> Option<(Result<Answer, Status>, Option<OwnedSemaphorePermit>)> {
         let slot = self.get_mut(id)?;
         if !matches!(slot.state, SlotState::Answered(_)) {
             return None;
@@ -325,14 +430,12 @@ impl Slots {
             unreachable!("checked above")
         };
         let credit = self.free(id);
-        let mut reader = None;
-        if self.receiver == Receiver::Call(id) {
-            self.receiver = Receiver::None;
-            if self.unanswered > 0 {
-                reader = self.hand_to_reader();
-            }
+        if self.role == ReceiverRole::Call(id) {
+            // A call that waits has made the reader the next one, and one that was opened since the
+            // answer came has not been polled.
+            self.role = ReceiverRole::None;
         }
-        Some((answer, (credit, WakeOnDrop(reader))))
+        Some((answer, credit))
     }
 
     /// Frees a slot for the next call, and returns the credit of the last one.
@@ -347,23 +450,11 @@ impl Slots {
 
     /// Makes the reader task the receiver. Returns its waker, to be woken after unlocking.
     fn hand_to_reader(&mut self) -> Option<Waker> {
-        if self.receiver == Receiver::Reader {
+        if self.role == ReceiverRole::Reader {
             return None;
         }
-        self.receiver = Receiver::Reader;
+        self.role = ReceiverRole::Reader;
         self.reader.clone()
-    }
-}
-
-/// Wakes the reader task when it is dropped, after unlocking.
-#[derive(Debug)]
-struct WakeOnDrop(Option<Waker>);
-
-impl Drop for WakeOnDrop {
-    fn drop(&mut self) {
-        if let Some(waker) = self.0.take() {
-            waker.wake();
-        }
     }
 }
 
@@ -372,108 +463,4 @@ fn index_of(id: u64) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::AtomicUsize;
-    use std::task::Wake;
-
-    use tokio::sync::Semaphore;
-
-    use super::*;
-
-    #[derive(Default)]
-    struct CountWakes(AtomicUsize);
-
-    impl Wake for CountWakes {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    impl CountWakes {
-        fn take(&self) -> usize {
-            self.0.swap(0, Ordering::Relaxed)
-        }
-    }
-
-    /// A call whose turn is to receive may poll the receive after the reader task has done so, and
-    /// then its waker is registered. The reader is the receiver, so it must poll again.
-    #[test]
-    fn reader_is_woken_when_a_call_has_replaced_its_waker() {
-        let (slots, credits) = (SlotTable::default(), Arc::new(Semaphore::new(2)));
-        let [reader, call] = [(); 2].map(|()| Arc::new(CountWakes::default()));
-        let wakers = [&reader, &call].map(|wakes| Waker::from(wakes.clone()));
-        let [mut reader_cx, mut call_cx] = [&wakers[0], &wakers[1]].map(Context::from_waker);
-        let open = || {
-            let credit = credits.clone().try_acquire_owned().unwrap();
-            slots.open(credit).unwrap().0
-        };
-
-        let first = open();
-        assert!(matches!(
-            slots.poll_call(first, &mut call_cx),
-            CallTurn::Receive
-        ));
-        let second = open();
-        assert!(matches!(
-            slots.poll_call(second, &mut call_cx),
-            CallTurn::Wait
-        ));
-        // The first poll of the reader: it polls the receive, then the first call does.
-        assert_eq!(slots.poll_reader(&mut reader_cx), ReaderTurn::Receive);
-        assert!(slots.take_after_receive(first).is_none());
-        assert_eq!(reader.take(), 1);
-        assert_eq!(slots.poll_reader(&mut reader_cx), ReaderTurn::Receive);
-    }
-
-    /// A call that was the receiver may go on when its answer has come and another call is the
-    /// receiver.
-    #[test]
-    fn former_receiver_has_its_answer() {
-        let (slots, credits) = (SlotTable::default(), Arc::new(Semaphore::new(3)));
-        let mut cx = Context::from_waker(Waker::noop());
-        let open = || {
-            let credit = credits.clone().try_acquire_owned().unwrap();
-            slots.open(credit).unwrap().0
-        };
-        let first = open();
-        assert!(matches!(slots.poll_call(first, &mut cx), CallTurn::Receive));
-        let second = open();
-        assert!(matches!(slots.poll_call(second, &mut cx), CallTurn::Wait));
-        assert_eq!(slots.poll_reader(&mut cx), ReaderTurn::Receive);
-        for id in [first, second] {
-            slots.deliver(id, Err(Status::deadline()));
-        }
-        assert_eq!(slots.poll_reader(&mut cx), ReaderTurn::Wait);
-        let third = open();
-        assert!(matches!(slots.poll_call(third, &mut cx), CallTurn::Receive));
-        for id in [first, second] {
-            assert!(matches!(
-                slots.poll_call(id, &mut cx),
-                CallTurn::Answered(_)
-            ));
-        }
-        assert!(matches!(slots.poll_call(third, &mut cx), CallTurn::Receive));
-    }
-
-    #[test]
-    fn lone_call_receives_without_the_reader() {
-        let (slots, credits) = (SlotTable::default(), Arc::new(Semaphore::new(1)));
-        let reader = Arc::new(CountWakes::default());
-        let waker = Waker::from(reader.clone());
-        let mut cx = Context::from_waker(&waker);
-        assert_eq!(slots.poll_reader(&mut cx), ReaderTurn::Wait);
-        let mut noop = Context::from_waker(Waker::noop());
-        for _ in 0..3 {
-            let credit = credits.clone().try_acquire_owned().unwrap();
-            let (id, was_idle) = slots.open(credit).unwrap();
-            assert!(was_idle);
-            assert!(matches!(slots.poll_call(id, &mut noop), CallTurn::Receive));
-            assert!(slots.take_after_receive(id).is_none());
-            slots.deliver(id, Err(Status::deadline()));
-            assert!(slots.take_after_receive(id).is_some());
-        }
-        assert_eq!(reader.take(), 0);
-        assert_eq!(credits.available_permits(), 1);
-    }
-}
+mod tests;
