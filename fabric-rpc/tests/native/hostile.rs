@@ -236,6 +236,54 @@ fn server_shuts_down_beside_a_client_that_takes_no_answers() {
     });
 }
 
+/// Short answers wait in the fabric for a client that stands still, and a shutdown does not wait
+/// for that client for longer than the time limit of answers.
+#[test]
+fn server_shuts_down_beside_a_client_that_stands_still() {
+    run(async |address| {
+        let builder = Server::builder().answer_timeout(Duration::from_millis(50));
+        let server = builder.bind(address).await.unwrap();
+        let name = server.name().clone();
+        let probe = Probe::new();
+        let service = tower::service_fn({
+            let probe = probe.clone();
+            move |request| handle(probe.clone(), request)
+        });
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let serving = server.serve_with_shutdown(service, async { drop(stopped.await) });
+        let serving = tokio::spawn(serving);
+        let (end_client, client_ends) = std::sync::mpsc::channel::<()>();
+        let client = std::thread::spawn({
+            let address = address.to_string();
+            move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build();
+                runtime.unwrap().block_on(async {
+                    let ep = Endpoint::bind(&*address).await.unwrap();
+                    let to_server = ep.add_peer(name).await.unwrap();
+                    let send = |id, method, len: u64| {
+                        let send = ep.send(to_server, len.to_le_bytes().to_vec());
+                        send.tag(REQUEST | id).data(u64::from(method) << 32)
+                    };
+                    let answers = (0..100).map(|id| send(id, LEN, 8000).start().unwrap());
+                    let answers: Vec<_> = answers.collect();
+                    send(300, WAIT, 0).await.unwrap();
+                    // Nothing drives the client from here on.
+                    let _ = client_ends.recv();
+                    drop(answers);
+                });
+            }
+        });
+        take(&probe.waiting).await;
+        drop(stop);
+        probe.go_on.add_permits(1);
+        serving.await.unwrap().unwrap();
+        drop(end_client);
+        client.join().unwrap();
+    });
+}
+
 /// Messages of another endpoint than the server end no call of the client.
 #[test]
 fn client_survives_messages_of_other_endpoints() {

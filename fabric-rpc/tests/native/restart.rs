@@ -7,6 +7,7 @@ use std::time::Duration;
 use fabric_rpc::native::{Client, Code, ReconnectPolicy, Request, Server};
 
 use crate::common::{Probe, TestProcess, report_listening, role, take, unassigned_address};
+use crate::run_on_two_threads;
 use crate::service::{ECHO, TestServer, WAIT, check_echo, handle};
 
 /// The role of a client process: this, and the name of its server.
@@ -175,4 +176,31 @@ fn client_survives_restarts_of_a_killed_server_over_shm() {
 #[test]
 fn client_survives_restarts_of_a_killed_server_over_tcp() {
     run_restarts(&format!("tcp://{}", unassigned_address()));
+}
+
+/// A client outlives the runtime that connected it: the call under way fails, and the next one
+/// connects again on its own runtime.
+#[test]
+fn calls_go_on_after_the_end_of_the_runtime_that_connected() {
+    run_on_two_threads(async |address| {
+        let server = TestServer::start(address).await;
+        let name = server.name.clone();
+        let connecting = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Runtime::new().expect("build a runtime");
+            let client = runtime.block_on(Client::connect(name)).expect("connect");
+            (runtime, client)
+        });
+        let (runtime, client) = connecting.join().unwrap();
+        check_echo(&client).await;
+        let waiting = tokio::spawn({
+            let client = client.clone();
+            async move { client.call(Request::new(WAIT, "")).await }
+        });
+        take(&server.probe.waiting).await;
+        runtime.shutdown_background();
+        let status = waiting.await.unwrap().unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        assert!(!status.is_retry_safe(), "the server has begun the call");
+        check_echo(&client).await;
+    });
 }
