@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::compare::{CompareConfig, compare, select_peers};
 use crate::goals::{self, run_goals};
 use crate::info::{EpTypeArg, build_hints, format_offers};
-use crate::measure::{Budget, DEFAULT_WINDOW, Plan, measure};
+use crate::measure::{Budget, Plan, default_window, measure};
 use crate::options::{
     Api, Bench, BenchOp, DomainLayout, MessageModelKind, ProgressMode, RuntimeKind,
     ThreadModelKind, WaitMode,
@@ -31,6 +31,9 @@ use crate::{Error, Result, congestion, floor, record, report};
 const LATENCY_SIZES: &[usize] = &[8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
 const BANDWIDTH_SIZES: &[usize] = &[4 << 10, 64 << 10, 1 << 20];
 const RATE_SIZES: &[usize] = &[8];
+/// Default sizes of the arguments of calls: of short ones, and of those measured by `bw`.
+const CALL_SIZES: &[usize] = &[64];
+const LONG_CALL_SIZES: &[usize] = &[1 << 20];
 
 /// Measures the fabric, the floor of this machine, and other libraries beside it.
 #[derive(Debug, Parser)]
@@ -103,6 +106,17 @@ enum Command {
     Echo {
         #[arg(value_enum)]
         socket: ByteStream,
+    },
+    /// The server process of a measurement of calls
+    #[cfg(feature = "rpc")]
+    #[command(hide = true)]
+    ServeCalls {
+        #[arg(value_enum)]
+        service: crate::peers::CallService,
+        #[arg(long, value_enum)]
+        wait: WaitMode,
+        #[arg(long)]
+        core: Option<usize>,
     },
     /// The peer process of a datagram measurement
     #[command(hide = true)]
@@ -263,14 +277,10 @@ struct LatencyArgs {
 struct StreamArgs {
     #[command(flatten)]
     measure: MeasureArgs,
-    /// Messages in flight; has no effect with --op inject
-    #[arg(
-        long,
-        default_value_t = DEFAULT_WINDOW,
-        allow_negative_numbers = true,
-        conflicts_with = "listen"
-    )]
-    window: usize,
+    /// Messages or calls in flight; has no effect with --op inject. 32 if omitted; with --op rpc 64
+    /// for rates, and 1 for bandwidth
+    #[arg(long, allow_negative_numbers = true, conflicts_with = "listen")]
+    window: Option<usize>,
 }
 
 #[derive(Debug, Args)]
@@ -380,7 +390,7 @@ impl Cli {
                 floor::measure(&args.pin, &stop, |record| output.emit(&record))?;
                 stop.check()
             }
-            Command::Lat(args) => args.measure.run(Bench::Lat, 1, args.streams),
+            Command::Lat(args) => args.measure.run(Bench::Lat, Some(1), args.streams),
             Command::Bw(args) => args.measure.run(Bench::Bw, args.window, 0),
             Command::Rate(args) => args.measure.run(Bench::Rate, args.window, 0),
             Command::Compare(args) => args.run(),
@@ -435,6 +445,15 @@ impl Cli {
                 exit_on_stdin_eof()?;
                 serve_echo(socket)
             }
+            #[cfg(feature = "rpc")]
+            Command::ServeCalls {
+                service,
+                wait,
+                core,
+            } => {
+                exit_on_stdin_eof()?;
+                crate::peers::serve_calls(service, wait, core)
+            }
             Command::EchoDatagrams => {
                 exit_on_stdin_eof()?;
                 echo_datagrams()
@@ -470,6 +489,13 @@ impl CompareArgs {
                 1.0,
             ),
         };
+        let is_calls = self.op == BenchOp::Rpc;
+        let (latencies, rates, streams) = if is_calls {
+            let (short, long) = (CALL_SIZES.to_vec(), LONG_CALL_SIZES.to_vec());
+            (short.clone(), short, long)
+        } else {
+            (latencies, Vec::new(), streams)
+        };
         let requested = if self.op == BenchOp::Atomic && requested.is_empty() {
             vec![8]
         } else {
@@ -485,13 +511,15 @@ impl CompareArgs {
         let config = CompareConfig {
             op: self.op,
             latencies: or_default(latencies),
+            rates: if is_calls { or_default(rates) } else { rates },
             streams: or_default(streams),
             repeat: self.repeat.unwrap_or(repeat).into(),
             time: Duration::from_secs_f64(self.seconds.unwrap_or(time)),
             pin: self.pin.clone(),
         };
         self.check(&config)?;
-        let peers = select_peers(measured_libraries(&self.provider), &self.peer)?;
+        let libraries = measured_libraries(&self.provider, self.op);
+        let peers = select_peers(libraries, self.op, &self.peer)?;
         compare(&peers, &config, self.json, &stop)?;
         let everything = self.size.is_empty() && self.peer.is_empty() && self.op == BenchOp::Send;
         if !self.json {
@@ -550,7 +578,7 @@ impl CompareArgs {
 }
 
 impl MeasureArgs {
-    fn run(self, bench: Bench, window: usize, streams: usize) -> Result<()> {
+    fn run(self, bench: Bench, window: Option<usize>, streams: usize) -> Result<()> {
         if let Some(address) = &self.listen {
             return serve(address);
         }
@@ -559,7 +587,18 @@ impl MeasureArgs {
             Output::new(self.json),
             self.connect.clone(),
         );
+        let window = window.unwrap_or_else(|| default_window(bench, self.op));
         let plan = self.plan(bench, window, streams)?;
+        #[cfg(feature = "rpc")]
+        if plan.op == BenchOp::Rpc {
+            if connect.is_some() {
+                return Err(Error::InvalidRequest(
+                    "--op rpc starts its server itself: leave out --connect".into(),
+                ));
+            }
+            crate::peers::measure_native(&plan, &stop, |record| output.emit(&record))?;
+            return stop.check();
+        }
         let mut peer_process = match connect {
             Some(address) => PeerProcess::connect(&address)?,
             None => PeerProcess::start(&plan.provider)?,
@@ -608,6 +647,8 @@ impl MeasureArgs {
     fn plan(self, bench: Bench, window: usize, streams: usize) -> Result<Plan> {
         let sizes: Vec<usize> = match (self.size.is_empty(), bench) {
             (false, _) => self.size.iter().map(|size| size.0).collect(),
+            (true, Bench::Lat | Bench::Rate) if self.op == BenchOp::Rpc => CALL_SIZES.to_vec(),
+            (true, Bench::Bw) if self.op == BenchOp::Rpc => LONG_CALL_SIZES.to_vec(),
             (true, Bench::Lat) => LATENCY_SIZES.to_vec(),
             (true, Bench::Bw) => BANDWIDTH_SIZES.to_vec(),
             (true, Bench::Rate) => RATE_SIZES.to_vec(),

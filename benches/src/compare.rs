@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::options::{Bench, BenchOp};
+use crate::options::{Bench, BenchOp, name};
 use crate::output::{Output, print};
 use crate::peers::{BenchCase, MeasuredLibrary};
 use crate::pin::CorePinning;
@@ -21,6 +21,8 @@ pub struct CompareConfig {
     pub op: BenchOp,
     /// Sizes of latency measurements, in bytes.
     pub latencies: Vec<usize>,
+    /// Sizes of message rates, in bytes.
+    pub rates: Vec<usize>,
     /// Sizes of streams, in bytes.
     pub streams: Vec<usize>,
     /// How often each measurement is repeated.
@@ -92,7 +94,7 @@ pub fn compare(
     }
     progress_bar::clear();
     if !json {
-        for bench in [Bench::Lat, Bench::Bw] {
+        for bench in [Bench::Lat, Bench::Rate, Bench::Bw] {
             print_table(&runs, &cases, bench)?;
         }
         let mut timers: Vec<f64> = runs
@@ -101,10 +103,15 @@ pub fn compare(
             .filter_map(|record| record.timer_ns)
             .collect();
         if let Some(timer) = median(&mut timers) {
-            output.note(&format!(
-                "Reading the clock takes {timer:.0} ns. Half of it is in each half round trip of \
-                 the fabric, and of the\npeers that this program measures itself."
-            ))?;
+            output.note(&match config.op {
+                BenchOp::Rpc => format!(
+                    "Reading the clock takes {timer:.0} ns, once in each call of the first table."
+                ),
+                _ => format!(
+                    "Reading the clock takes {timer:.0} ns. Half of it is in each half round trip \
+                     of the fabric, and of the\npeers that this program measures itself."
+                ),
+            })?;
         }
     }
     for (peer, reason) in peers.iter().zip(excluded) {
@@ -130,6 +137,7 @@ fn bench_cases(config: &CompareConfig) -> Vec<BenchCase> {
     };
     let latencies = config.latencies.iter().map(case(Bench::Lat));
     latencies
+        .chain(config.rates.iter().map(case(Bench::Rate)))
         .chain(config.streams.iter().map(case(Bench::Bw)))
         .collect()
 }
@@ -139,12 +147,20 @@ fn print_table(runs: &RunsByCase, cases: &[BenchCase], bench: Bench) -> Result<(
     if rows.is_empty() {
         return Ok(());
     }
+    let is_calls = cases.iter().all(|case| case.op == BenchOp::Rpc);
     let (title, unit) = match bench {
+        Bench::Lat if is_calls => ("calls, one at a time, less is better", "us"),
+        Bench::Rate if is_calls => ("calls, 64 in flight, more is better", "k/s"),
+        Bench::Bw if is_calls => (
+            "calls with a long argument, one at a time, more is better",
+            "GB/s",
+        ),
         Bench::Lat if cases.iter().all(|case| !case.op.is_ping_pong()) => {
             ("whole operations, less is better", "us")
         }
         Bench::Lat => ("half round trips, less is better", "us"),
-        Bench::Bw | Bench::Rate => ("streams in one direction, more is better", "GB/s"),
+        Bench::Rate => ("messages in one direction, more is better", "k/s"),
+        Bench::Bw => ("streams in one direction, more is better", "GB/s"),
     };
     let spread = format!("lowest..highest {unit}");
     let titles = [
@@ -152,7 +168,7 @@ fn print_table(runs: &RunsByCase, cases: &[BenchCase], bench: Bench) -> Result<(
         "",
         &format!("median {unit}"),
         &spread,
-        "x fabric",
+        if is_calls { "x native" } else { "x fabric" },
         "runs",
         "figure",
     ];
@@ -168,7 +184,8 @@ fn print_table(runs: &RunsByCase, cases: &[BenchCase], bench: Bench) -> Result<(
 enum Statistic {
     P50,
     Mean,
-    Rate,
+    MessageRate,
+    Bandwidth,
 }
 
 impl Statistic {
@@ -178,7 +195,8 @@ impl Statistic {
         match bench {
             Bench::Lat if records.iter().all(|record| record.p50_ns.is_some()) => Self::P50,
             Bench::Lat => Self::Mean,
-            Bench::Bw | Bench::Rate => Self::Rate,
+            Bench::Rate => Self::MessageRate,
+            Bench::Bw => Self::Bandwidth,
         }
     }
 
@@ -186,7 +204,7 @@ impl Statistic {
         match self {
             Self::P50 => "p50",
             Self::Mean => "mean",
-            Self::Rate => "rate",
+            Self::MessageRate | Self::Bandwidth => "rate",
         }
     }
 
@@ -194,7 +212,8 @@ impl Statistic {
         match self {
             Self::P50 => record.p50_ns.map(|ns| ns / 1e3),
             Self::Mean => record.mean_ns.map(|ns| ns / 1e3),
-            Self::Rate => record.bytes_per_s.map(|rate| rate / 1e9),
+            Self::MessageRate => record.msgs_per_s.map(|rate| rate / 1e3),
+            Self::Bandwidth => record.bytes_per_s.map(|rate| rate / 1e9),
         }
     }
 
@@ -263,6 +282,7 @@ fn table_rows(runs: &RunsByCase, cases: &[BenchCase], bench: Bench) -> Vec<[Stri
 /// [`Error::InvalidRequest`] for a name that matches no peer, with the known names.
 pub fn select_peers(
     mut peers: Vec<Box<dyn MeasuredLibrary>>,
+    op: BenchOp,
     names: &[String],
 ) -> Result<Vec<Box<dyn MeasuredLibrary>>> {
     let matches = |peer: &dyn MeasuredLibrary, part: &str| {
@@ -272,7 +292,8 @@ pub fn select_peers(
         if !peers.iter().any(|peer| matches(&**peer, part)) {
             let known: Vec<_> = peers.iter().skip(1).map(|peer| peer.name()).collect();
             return Err(Error::InvalidRequest(format!(
-                "unknown peer {part:?}; known: {}",
+                "unknown peer {part:?} of --op {}; known: {}",
+                name(op),
                 known.join(", ")
             )));
         }

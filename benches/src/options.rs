@@ -39,6 +39,8 @@ pub enum BenchOp {
     Atomic,
     /// Messages written in place in loaned shared memory.
     Loan,
+    /// Remote procedure calls.
+    Rpc,
 }
 
 impl BenchOp {
@@ -46,7 +48,7 @@ impl BenchOp {
     #[must_use]
     pub fn caps(self) -> Caps {
         match self {
-            Self::Send | Self::Inject | Self::Loan => Caps::MSG,
+            Self::Send | Self::Inject | Self::Loan | Self::Rpc => Caps::MSG,
             Self::Tagged => Caps::TAGGED,
             Self::Write | Self::Read | Self::Writedata => Caps::RMA,
             Self::Atomic => Caps::ATOMIC.union(Caps::RMA),
@@ -63,10 +65,10 @@ impl BenchOp {
     }
 
     /// Whether the other side answers each operation with one of its own; latency is then half of
-    /// the two.
+    /// the two. That of a call is the whole call.
     #[must_use]
     pub fn is_ping_pong(self) -> bool {
-        !matches!(self, Self::Read | Self::Atomic)
+        !matches!(self, Self::Read | Self::Atomic | Self::Rpc)
     }
 }
 

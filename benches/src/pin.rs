@@ -29,11 +29,15 @@ pub fn pin_to_core(core: usize) -> bool {
 /// Runs `work` on a thread pinned to the core, if one is given; processes started there stay there.
 pub fn run_on_core<T: Send>(core: Option<usize>, work: impl FnOnce() -> T + Send) -> T {
     let Some(core) = core else { return work() };
-    let pinned = || {
+    run_on_thread(|| {
         pin_to_core(core);
         work()
-    };
-    thread::scope(|scope| match scope.spawn(pinned).join() {
+    })
+}
+
+/// Runs `work` on a thread of its own, which may pin itself.
+pub fn run_on_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| match scope.spawn(work).join() {
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),
     })

@@ -8,7 +8,8 @@ use crate::{Error, Result};
 
 /// One result. The fields are the keys of the JSON stream, and must not change.
 ///
-/// Times are nanoseconds: half round trips for latencies, whole operations for reads and atomics.
+/// Times are nanoseconds: half round trips for latencies, whole operations for reads, atomics and
+/// calls.
 /// For streams they are the time of one message, averaged over a round; percentiles are then those
 /// of rounds. A value that was not measured or is not reported is `None`, and `null` in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -88,6 +88,10 @@ pub fn row(record: &Record) -> String {
 #[must_use]
 pub fn heading(record: &Record) -> String {
     let what = match &record.bench[..] {
+        "lat" if record.op == "rpc" => "whole calls",
+        "bw" | "rate" if record.op == "rpc" => {
+            "calls; times are of one call, averaged over a round"
+        }
         "lat" if matches!(&record.op[..], "read" | "atomic") => "whole operations",
         "lat" => "half round trips",
         "bw" | "rate" => {

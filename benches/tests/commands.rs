@@ -1,20 +1,17 @@
 //! The commands as a user runs them: output, refusals, and the report of a dead peer.
 
+mod common;
+
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{self, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::{assert_refused, bench_command, run_bench, run_records};
 use fabric_bench::Error;
 use fabric_bench::peer_process::ChildProcess;
-use fabric_bench::record::{Record, parse};
-
-fn bench_command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_fabric-bench"));
-    command.args(args).stdin(Stdio::null());
-    command
-}
+use fabric_bench::record::parse;
 
 /// A process that is killed when a test fails before the process ends.
 struct BenchProcess(Option<process::Child>);
@@ -60,30 +57,6 @@ impl Drop for BenchProcess {
             let _ = process.kill();
             let _ = process.wait();
         }
-    }
-}
-
-fn run_bench(args: &[&str]) -> Output {
-    bench_command(args).output().expect("the harness starts")
-}
-
-fn run_records(args: &[&str]) -> Vec<Record> {
-    let output = run_bench(args);
-    let (out, err) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
-    assert!(output.status.success(), "{args:?}: {err}");
-    parse(&out).unwrap_or_else(|(line, why)| panic!("{args:?}, line {line}: {why}\n{out}"))
-}
-
-#[track_caller]
-fn assert_refused(args: &[&str], parts: &[&str]) {
-    let output = run_bench(args);
-    let err = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{args:?}: {err}");
-    for part in parts {
-        assert!(err.contains(part), "{args:?} should say {part:?}: {err}");
     }
 }
 

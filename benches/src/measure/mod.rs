@@ -32,7 +32,9 @@ mod plan;
 pub(crate) mod responder;
 pub(crate) mod rounds;
 
-pub use plan::{Budget, DEFAULT_WINDOW, Plan};
+#[cfg(feature = "rpc")]
+pub(crate) use plan::MAX_CALL_ARGUMENT;
+pub use plan::{Budget, DEFAULT_WINDOW, Plan, default_window};
 
 use std::sync::Arc;
 

@@ -82,6 +82,12 @@ pub enum Budget {
 
 /// Default number of messages in flight in a stream.
 pub const DEFAULT_WINDOW: usize = 32;
+/// Default number of short calls in flight when their rate is measured.
+const DEFAULT_CALLS: usize = 64;
+/// Longest argument of native calls, in bytes: the limit of a server without options.
+pub(crate) const MAX_CALL_ARGUMENT: usize = 16 << 20;
+/// Most native calls in flight: the limit of a server for each client, without options.
+const MAX_CALLS: usize = 256;
 /// Length of the values of atomic operations, in bytes.
 const ATOMIC_BYTES: usize = 8;
 /// Upper limit of window, peers, endpoints and threads.
@@ -90,6 +96,16 @@ const MAX_COUNT: usize = 512;
 const MAX_IDLE_PEERS: usize = 10_000;
 /// A provider without inter-process communication.
 const IN_PROCESS_PROVIDER: &str = "sim";
+
+/// Returns the number of messages or calls in flight, unless the window is set.
+#[must_use]
+pub fn default_window(bench: Bench, op: BenchOp) -> usize {
+    match (bench, op) {
+        (Bench::Lat, _) | (Bench::Bw, BenchOp::Rpc) => 1,
+        (Bench::Rate, BenchOp::Rpc) => DEFAULT_CALLS,
+        _ => DEFAULT_WINDOW,
+    }
+}
 
 /// The number of endpoints in plans that do not state it.
 fn one() -> usize {
@@ -112,7 +128,8 @@ impl Plan {
                     "--api mapped needs --op write, read or atomic".into(),
                 ));
             }
-            Api::Cq | Api::Batch if !self.op.is_one_sided() && self.op != BenchOp::Loan => {}
+            Api::Cq | Api::Batch
+                if !self.op.is_one_sided() && !matches!(self.op, BenchOp::Loan | BenchOp::Rpc) => {}
             Api::Batch if self.op == BenchOp::Write && self.bench != Bench::Lat => {}
             Api::Batch if self.op == BenchOp::Write => {
                 return Err(self.invalid_request("batches are only measured by bw and rate"));
@@ -144,6 +161,9 @@ impl Plan {
         }
         if self.streams > 0 && (self.fan_in || self.op != BenchOp::Send) {
             return Err(self.invalid_request("--streams needs --op send, and no --fan-in"));
+        }
+        if self.op == BenchOp::Rpc {
+            self.check_calls()?;
         }
         if self.op.is_one_sided() {
             if self.peers > 1 {
@@ -219,6 +239,48 @@ impl Plan {
                 Size(largest),
                 needed >> 20,
                 available >> 20
+            )));
+        }
+        Ok(())
+    }
+
+    /// Checks that native calls can be measured with the options of this plan.
+    fn check_calls(&self) -> Result<()> {
+        if !cfg!(feature = "rpc") {
+            return Err(self.invalid_request("fabric-bench was built without its feature rpc"));
+        }
+        let conditions = [
+            (self.progress == ProgressMode::Manual, "--progress manual"),
+            (self.runtime == RuntimeKind::Current, "--runtime current"),
+            (
+                self.threading == ThreadModelKind::Shared,
+                "--threading shared",
+            ),
+            (
+                self.msg_model == MessageModelKind::Default,
+                "--msg-model default",
+            ),
+            (self.domains == DomainLayout::One, "--domains one"),
+            (self.threads == 1, "one thread"),
+            (self.peers == 1, "one peer"),
+            (self.endpoints == 1 && !self.fan_in, "one endpoint"),
+            (self.idle == 0, "no --idle connections"),
+            (self.congestion.is_none(), "the default of --congestion"),
+            (
+                self.single_copy_threshold.is_none(),
+                "the default of --single-copy-threshold",
+            ),
+        ];
+        for (holds, what) in conditions {
+            if !holds {
+                return Err(self.invalid_request(&format!("only measured with {what}")));
+            }
+        }
+        if self.window > MAX_CALLS {
+            return Err(self.invalid_request(&format!(
+                "--window {} is more than the {MAX_CALLS} calls that a server takes from a \
+                 client",
+                self.window
             )));
         }
         Ok(())
@@ -304,6 +366,7 @@ impl Plan {
         match self.op {
             BenchOp::Inject => offer.tx.inject_size,
             BenchOp::Atomic => ATOMIC_BYTES,
+            BenchOp::Rpc => offer.ep.max_msg_size.min(MAX_CALL_ARGUMENT),
             _ => offer.ep.max_msg_size,
         }
     }

@@ -5,6 +5,7 @@
 //! bytes what a round consists of, and begins the round when the responder is ready.
 
 use std::io;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
@@ -99,14 +100,38 @@ impl MeasuredLibrary for ByteStream {
     }
 }
 
+/// Opens a TCP listener, and returns it with its address.
+pub(super) async fn bind_tcp() -> io::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    Ok((listener, address))
+}
+
+/// Connects to a TCP listener, with TCP_NODELAY.
+pub(super) async fn connect_tcp(address: &str) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// Opens a listener in the abstract namespace, and returns it with its address.
+pub(super) fn bind_unix() -> io::Result<(UnixListener, String)> {
+    let address = format!("{ABSTRACT_PREFIX}fabric-bench-{}", std::process::id());
+    let listener = UnixListener::bind(address.replace(ABSTRACT_PREFIX, "\0"))?;
+    Ok((listener, address))
+}
+
+/// Connects to a listener of [`bind_unix`].
+pub(super) async fn connect_unix(address: &str) -> io::Result<UnixStream> {
+    UnixStream::connect(address.replace(ABSTRACT_PREFIX, "\0")).await
+}
+
 async fn run_tcp_initiator(
     address: &str,
     case: &BenchCase,
     stop: &Stop,
 ) -> io::Result<MeasureOutcome> {
-    let stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
-    run_initiator(stream, case, stop).await
+    run_initiator(connect_tcp(address).await?, case, stop).await
 }
 
 async fn run_unix_initiator(
@@ -114,12 +139,7 @@ async fn run_unix_initiator(
     case: &BenchCase,
     stop: &Stop,
 ) -> io::Result<MeasureOutcome> {
-    run_initiator(
-        UnixStream::connect(address.replace(ABSTRACT_PREFIX, "\0")).await?,
-        case,
-        stop,
-    )
-    .await
+    run_initiator(connect_unix(address).await?, case, stop).await
 }
 
 async fn run_fabric_initiator(
@@ -187,17 +207,16 @@ pub fn serve_echo(kind: ByteStream) -> Result<()> {
 }
 
 async fn serve_tcp() -> io::Result<()> {
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    println!("listening on {}", listener.local_addr()?);
+    let (listener, address) = bind_tcp().await?;
+    println!("listening on {address}");
     let (stream, _) = listener.accept().await?;
     stream.set_nodelay(true)?;
     serve_stream(stream).await
 }
 
 async fn serve_unix() -> io::Result<()> {
-    let name = format!("{ABSTRACT_PREFIX}fabric-bench-{}", std::process::id());
-    let listener = UnixListener::bind(name.replace(ABSTRACT_PREFIX, "\0"))?;
-    println!("listening on {name}");
+    let (listener, address) = bind_unix()?;
+    println!("listening on {address}");
     let (stream, _) = listener.accept().await?;
     serve_stream(stream).await
 }

@@ -3,7 +3,8 @@
 use super::{BenchCase, MeasuredLibrary};
 use crate::measure::{Budget, DEFAULT_WINDOW, Plan, measure};
 use crate::options::{
-    Api, DomainLayout, MessageModelKind, ProgressMode, RuntimeKind, ThreadModelKind, WaitMode,
+    Api, BenchOp, DomainLayout, MessageModelKind, ProgressMode, RuntimeKind, ThreadModelKind,
+    WaitMode,
 };
 use crate::peer_process::PeerProcess;
 use crate::record::Record;
@@ -83,8 +84,8 @@ impl MeasuredLibrary for FabricLibrary {
         None
     }
 
-    fn supports(&self, _: &BenchCase) -> bool {
-        true
+    fn supports(&self, case: &BenchCase) -> bool {
+        case.op != BenchOp::Rpc
     }
 
     fn measure(&self, case: &BenchCase, stop: &Stop) -> Result<Record> {

@@ -6,6 +6,7 @@
 //! | `fabric` | the fabric itself |
 //! | `fabric_udp` | the fabric over udp |
 //! | `byte_streams` | Tokio's `TcpStream` and `UnixStream`, and `FabricStream` |
+//! | `calls` | native calls of `fabric-rpc`, tonic and tarpc (`--op rpc`; cargo feature `rpc`) |
 //! | `fi_pingpong` | libfabric, by its own program |
 //! | `ucx_perftest` | UCX, by its own program |
 //! | `iceoryx2` | the crate iceoryx2; needs the cargo feature `iceoryx2` |
@@ -32,6 +33,8 @@
 //! 5. When `stop` is raised the measurement ends within a second or so; its result does not count.
 
 mod byte_streams;
+#[cfg(feature = "rpc")]
+mod calls;
 mod fabric;
 mod fabric_udp;
 mod fi_pingpong;
@@ -43,6 +46,10 @@ mod ucx_perftest;
 use std::time::Duration;
 
 pub use byte_streams::{ByteStream, serve_echo};
+#[cfg(feature = "rpc")]
+pub(crate) use calls::measure_native;
+#[cfg(feature = "rpc")]
+pub use calls::{CallService, serve_calls};
 pub use fabric::FabricLibrary;
 pub use fabric_udp::{FabricUdp, echo_datagrams, with_loss_timeout};
 pub use fi_pingpong::FiPingpong;
@@ -93,27 +100,35 @@ pub trait MeasuredLibrary {
     fn measure(&self, case: &BenchCase, stop: &Stop) -> Result<Record>;
 }
 
-/// Returns all libraries, the fabric over this provider first.
+/// Returns the libraries with this operation, the fabric over this provider first: the services of
+/// calls for `rpc`, which need the cargo feature `rpc`, and all others for the rest.
 #[must_use]
-pub fn measured_libraries(provider: &str) -> Vec<Box<dyn MeasuredLibrary>> {
-    vec![
-        if provider == "udp" {
-            Box::new(FabricUdp)
-        } else {
-            Box::new(FabricLibrary::new(provider))
-        },
-        #[cfg(feature = "iceoryx2")]
-        Box::new(Iceoryx2),
-        Box::new(UcxPerftest::TAG),
-        Box::new(UcxPerftest::AM),
-        Box::new(FiPingpong::SHM),
-        Box::new(FiPingpong::TCP),
-        Box::new(FiPingpong::UDP),
-        Box::new(ByteStream::Unix),
-        Box::new(ByteStream::Tcp),
-        Box::new(ByteStream::FabricShm),
-        Box::new(ByteStream::FabricTcp),
-    ]
+pub fn measured_libraries(provider: &str, op: BenchOp) -> Vec<Box<dyn MeasuredLibrary>> {
+    match op {
+        #[cfg(feature = "rpc")]
+        BenchOp::Rpc => {
+            let boxed = |service| Box::new(service) as Box<dyn MeasuredLibrary>;
+            CallService::all(provider).into_iter().map(boxed).collect()
+        }
+        _ => vec![
+            if provider == "udp" {
+                Box::new(FabricUdp)
+            } else {
+                Box::new(FabricLibrary::new(provider))
+            },
+            #[cfg(feature = "iceoryx2")]
+            Box::new(Iceoryx2),
+            Box::new(UcxPerftest::TAG),
+            Box::new(UcxPerftest::AM),
+            Box::new(FiPingpong::SHM),
+            Box::new(FiPingpong::TCP),
+            Box::new(FiPingpong::UDP),
+            Box::new(ByteStream::Unix),
+            Box::new(ByteStream::Tcp),
+            Box::new(ByteStream::FabricShm),
+            Box::new(ByteStream::FabricTcp),
+        ],
+    }
 }
 
 impl BenchCase {
