@@ -5,6 +5,8 @@ use crate::measure::Plan;
 use crate::options::{
     Api, Bench, BenchOp, MessageModelKind, ProgressMode, RuntimeKind, ThreadModelKind, WaitMode,
 };
+#[cfg(feature = "rpc")]
+use crate::peers::CallService;
 use crate::peers::{ByteStream, FabricUdp, FiPingpong, MeasuredLibrary, UcxPerftest};
 
 use Bench::{Bw, Lat, Rate};
@@ -177,6 +179,9 @@ pub(super) enum PeerProgram {
     Ucx,
     UcxAm,
     UcxPosix,
+    /// A service of calls.
+    #[cfg(feature = "rpc")]
+    Calls(CallService),
 }
 
 /// How the two metrics have to relate.
@@ -213,6 +218,8 @@ impl PeerProgram {
             Self::Ucx => &UcxPerftest::TAG,
             Self::UcxAm => &UcxPerftest::AM,
             Self::UcxPosix => &UcxPerftest::POSIX,
+            #[cfg(feature = "rpc")]
+            Self::Calls(service) => service.as_static(),
         }
     }
 

@@ -13,8 +13,11 @@
 //! | file | subject |
 //! |---|---|
 //! | `table` | the goals |
+//! | `calls` | the goals of remote procedure calls |
 //! | `metric` | what is measured for them, and how it is shown |
 
+#[cfg(feature = "rpc")]
+mod calls;
 mod metric;
 mod table;
 
@@ -46,7 +49,7 @@ const FAR_LINE_NS: f64 = 80.0;
 /// # Errors
 /// [`Error::InvalidRequest`] if it has none, with the providers that have.
 pub fn check_provider(provider: &str) -> Result<()> {
-    match table::for_provider(provider) {
+    match table::for_provider(provider)[..] {
         [] => Err(Error::InvalidRequest(format!(
             "no goals for the provider {provider}; known: shm, tcp, udp"
         ))),
@@ -73,7 +76,7 @@ pub fn run_goals(
         time,
         cores: pin.worker_cores(0),
         stop,
-        metrics: distinct_metrics(goals),
+        metrics: distinct_metrics(&goals),
         unavailable: Vec::new(),
     };
     let mut result = Ok(());
@@ -484,9 +487,9 @@ mod tests {
                     .next()
                     .map(str::to_owned)
             };
-            let counted = matches!(other, Metric::Peer(_, Bw, _, size) if *size < 1024);
+            let counted = matches!(other, Metric::Peer(_, Bw, _, size) if size < 1024);
             assert!(
-                counted || unit(*fabric) == unit(*other),
+                counted || unit(fabric) == unit(other),
                 "{what}: {fabric:?} and {other:?}"
             );
         }
@@ -500,7 +503,7 @@ mod tests {
             time: Duration::ZERO,
             cores: (None, None),
             stop: &stop,
-            metrics: distinct_metrics(goals),
+            metrics: distinct_metrics(&goals),
             unavailable: Vec::new(),
         };
         let find = |metric: Metric| {

@@ -34,13 +34,16 @@ const fn beside_stream(model: MessageModelKind) -> Metric {
 }
 
 /// Returns the goals of this provider in the order of printing; empty if there are none.
-pub(super) fn for_provider(provider: &str) -> &'static [Goal] {
-    match provider {
+pub(super) fn for_provider(provider: &str) -> Vec<Goal> {
+    let goals: &[Goal] = match provider {
         "shm" => SHM,
         "tcp" => TCP,
         "udp" => UDP,
         _ => &[],
-    }
+    };
+    #[cfg(feature = "rpc")]
+    let goals = &[goals, super::calls::for_provider(provider)].concat();
+    goals.to_vec()
 }
 
 /// The length of a half round trip is compared with the cache line, which no program undercuts, and

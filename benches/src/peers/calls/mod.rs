@@ -74,6 +74,13 @@ impl CallService {
         services
     }
 
+    /// Returns this service as a library.
+    pub(crate) fn as_static(self) -> &'static dyn MeasuredLibrary {
+        let services = Self::value_variants().iter();
+        let found = { services }.find(|service| **service == self);
+        found.unwrap_or_else(|| unreachable!("every service is a variant"))
+    }
+
     /// Returns native calls over this provider; `None` if it has none.
     fn native(provider: &str) -> Option<Self> {
         match provider {
