@@ -490,11 +490,9 @@ impl CompareArgs {
             ),
         };
         let is_calls = self.op == BenchOp::Rpc;
-        let (latencies, rates, streams) = if is_calls {
-            let (short, long) = (CALL_SIZES.to_vec(), LONG_CALL_SIZES.to_vec());
-            (short.clone(), short, long)
-        } else {
-            (latencies, Vec::new(), streams)
+        let (latencies, streams) = match is_calls {
+            true => (CALL_SIZES.to_vec(), LONG_CALL_SIZES.to_vec()),
+            false => (latencies, streams),
         };
         let requested = if self.op == BenchOp::Atomic && requested.is_empty() {
             vec![8]
@@ -511,7 +509,10 @@ impl CompareArgs {
         let config = CompareConfig {
             op: self.op,
             latencies: or_default(latencies),
-            rates: if is_calls { or_default(rates) } else { rates },
+            rates: match is_calls {
+                true => or_default(CALL_SIZES.to_vec()),
+                false => Vec::new(),
+            },
             streams: or_default(streams),
             repeat: self.repeat.unwrap_or(repeat).into(),
             time: Duration::from_secs_f64(self.seconds.unwrap_or(time)),
@@ -591,13 +592,12 @@ impl MeasureArgs {
         let plan = self.plan(bench, window, streams)?;
         #[cfg(feature = "rpc")]
         if plan.op == BenchOp::Rpc {
-            if connect.is_some() {
-                return Err(Error::InvalidRequest(
+            return match connect {
+                Some(_) => Err(Error::InvalidRequest(
                     "--op rpc starts its server itself: leave out --connect".into(),
-                ));
-            }
-            crate::peers::measure_native(&plan, &stop, |record| output.emit(&record))?;
-            return stop.check();
+                )),
+                None => measure_calls(&plan, &stop, &mut output),
+            };
         }
         let mut peer_process = match connect {
             Some(address) => PeerProcess::connect(&address)?,
@@ -688,6 +688,27 @@ impl MeasureArgs {
         plan.check()?;
         Ok(plan)
     }
+}
+
+/// Measures native calls, and prints the results with notes.
+#[cfg(feature = "rpc")]
+fn measure_calls(plan: &Plan, stop: &Stop, output: &mut Output) -> Result<()> {
+    let mut timer = 0.0;
+    crate::peers::measure_native(plan, stop, |record| {
+        timer = record.timer_ns.unwrap_or_default();
+        output.emit(&record)
+    })?;
+    stop.check()?;
+    if let Some(note) = congestion::describe(&plan.provider, None) {
+        output.note(&note)?;
+    }
+    let readings = match plan.bench {
+        Bench::Lat => "once in each call",
+        Bench::Bw | Bench::Rate => "twice in each round of many calls",
+    };
+    output.note(&format!(
+        "Reading the clock takes {timer:.0} ns, {readings}."
+    ))
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::measure::default_window;
 use crate::options::{Bench, BenchOp, name};
 use crate::output::{Output, print};
 use crate::peers::{BenchCase, MeasuredLibrary};
@@ -21,7 +22,7 @@ pub struct CompareConfig {
     pub op: BenchOp,
     /// Sizes of latency measurements, in bytes.
     pub latencies: Vec<usize>,
-    /// Sizes of message rates, in bytes.
+    /// Sizes of message rates, in bytes; only calls have them.
     pub rates: Vec<usize>,
     /// Sizes of streams, in bytes.
     pub streams: Vec<usize>,
@@ -105,7 +106,8 @@ pub fn compare(
         if let Some(timer) = median(&mut timers) {
             output.note(&match config.op {
                 BenchOp::Rpc => format!(
-                    "Reading the clock takes {timer:.0} ns, once in each call of the first table."
+                    "Reading the clock takes {timer:.0} ns, once in each call that is made alone, \
+                     and twice in each\nround of the others."
                 ),
                 _ => format!(
                     "Reading the clock takes {timer:.0} ns. Half of it is in each half round trip \
@@ -147,10 +149,14 @@ fn print_table(runs: &RunsByCase, cases: &[BenchCase], bench: Bench) -> Result<(
     if rows.is_empty() {
         return Ok(());
     }
+    let in_flight = format!(
+        "calls, {} in flight, more is better",
+        default_window(Bench::Rate, BenchOp::Rpc)
+    );
     let is_calls = cases.iter().all(|case| case.op == BenchOp::Rpc);
     let (title, unit) = match bench {
         Bench::Lat if is_calls => ("calls, one at a time, less is better", "us"),
-        Bench::Rate if is_calls => ("calls, 64 in flight, more is better", "k/s"),
+        Bench::Rate if is_calls => (&in_flight[..], "k/s"),
         Bench::Bw if is_calls => (
             "calls with a long argument, one at a time, more is better",
             "GB/s",
