@@ -104,7 +104,7 @@ impl DriverState {
             locked.driver = DriverStatus::Awake;
             return DriverStep::StepAgain;
         }
-        self.spin_budget.stop();
+        self.spin_budget.sleep();
         locked.driver = DriverStatus::Asleep(waker.cloned());
         locked.parks += 1;
         DriverStep::Sleep

@@ -157,16 +157,28 @@ fn core_count() -> usize {
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()))
 }
 
-/// The time a driver spins before it sleeps.
+/// The time a driver spins before it sleeps, learned from how long it then sleeps: a driver that is
+/// woken soon would have found the message by spinning.
+///
+/// Whether spinning finds work is no measure. Two peers that both sleep wait for each other's
+/// wake-up, which takes longer than a short spin, so that neither would begin to spin again.
 #[derive(Debug)]
 pub(crate) struct SpinBudget {
     limit: Duration,
     max: Duration,
     /// Whether the driver has a reserved core, so that it spins however many others do.
     has_core: bool,
-    /// When the driver began to spin without progress, and whether it made progress since it woke.
-    spinning_since: Option<Instant>,
-    found_work: bool,
+    state: SpinState,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum SpinState {
+    /// Has made progress, or does not spin although it is awake.
+    Idle,
+    /// Has spun without progress since then.
+    Spinning(Instant),
+    /// Has slept since then.
+    Sleeping(Instant),
 }
 
 impl SpinBudget {
@@ -176,46 +188,59 @@ impl SpinBudget {
             limit: max,
             max,
             has_core: model == MessageModel::ForceLowLatency,
-            spinning_since: None,
-            found_work: false,
+            state: SpinState::Idle,
         }
     }
 
-    /// Records progress.
+    /// Records progress. Learns from the time that the driver has slept, if it has.
     pub(crate) fn on_progress(&mut self) {
-        self.found_work = self.spinning_since.is_some() || self.found_work;
+        if let SpinState::Sleeping(since) = self.state {
+            self.learn(since.elapsed());
+        }
         self.stop();
+    }
+
+    /// Spins longer next time if the driver has slept for less than it may spin, and else shorter.
+    fn learn(&mut self, slept: Duration) {
+        self.limit = if slept <= self.max {
+            (self.limit * 2).min(self.max)
+        } else {
+            (self.limit / 2).max(MIN_SPIN)
+        };
     }
 
     /// Records a pass without progress; returns true while the driver should spin.
     pub(crate) fn should_spin(&mut self) -> bool {
-        let Some(since) = self.spinning_since else {
+        let SpinState::Spinning(since) = self.state else {
+            // A driver that slept was woken by a call of the program, not by a message.
+            self.state = SpinState::Idle;
             let spinning = SPINNING_DRIVERS.fetch_add(1, Ordering::Relaxed);
             if spinning >= core_count() && !self.has_core {
                 SPINNING_DRIVERS.fetch_sub(1, Ordering::Relaxed);
                 return false;
             }
-            self.spinning_since = Some(Instant::now());
+            self.state = SpinState::Spinning(Instant::now());
             return true;
         };
         if since.elapsed() < self.limit {
             return true;
         }
-        self.limit = if self.found_work {
-            (self.limit * 2).min(self.max)
-        } else {
-            (self.limit / 2).max(MIN_SPIN)
-        };
-        self.found_work = false;
         self.stop();
         false
     }
 
+    /// Records that the driver sleeps from now on.
+    pub(crate) fn sleep(&mut self) {
+        self.stop();
+        self.state = SpinState::Sleeping(Instant::now());
+    }
+
     /// Stops spinning.
     pub(crate) fn stop(&mut self) {
-        if self.spinning_since.take().is_some() {
+        if let SpinState::Spinning(_) = self.state {
             SPINNING_DRIVERS.fetch_sub(1, Ordering::Relaxed);
         }
+        self.state = SpinState::Idle;
     }
 }
 
@@ -246,6 +271,29 @@ mod tests {
             let tries = limits.iter().filter(|limit| **limit == full).count();
             assert!((4..=8).contains(&tries), "{tries} of {limits:?}");
         }
+    }
+
+    /// A driver whose messages come soon after it sleeps spins longer again, although spinning has
+    /// not succeeded.
+    #[test]
+    fn driver_learns_from_the_time_that_it_has_slept() {
+        let mut budget = SpinBudget::new(MessageModel::Default);
+        let max = max_spin(MessageModel::Default);
+        (0..10).for_each(|_| budget.learn(2 * max));
+        assert_eq!(budget.limit, MIN_SPIN);
+        // A call of the program wakes the driver.
+        budget.sleep();
+        budget.should_spin();
+        budget.on_progress();
+        assert_eq!(budget.limit, MIN_SPIN);
+        budget.learn(max);
+        assert_eq!(budget.limit, 2 * MIN_SPIN);
+        (0..10).for_each(|_| budget.learn(Duration::ZERO));
+        assert_eq!(budget.limit, max);
+        // A message does.
+        budget.state = SpinState::Sleeping(Instant::now().checked_sub(2 * max).unwrap());
+        budget.on_progress();
+        assert_eq!(budget.limit, max / 2);
     }
 
     #[test]
