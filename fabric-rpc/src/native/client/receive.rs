@@ -271,5 +271,8 @@ impl Drop for Reader {
     fn drop(&mut self) {
         let message = "the runtime of the connection has ended during the call";
         self.slots.end(&Status::new(Code::Unavailable, message));
+        // The reader may have given the receiver back after the session was dropped. The receiver
+        // refers to the slots, which have it.
+        drop(self.slots.take_receiver());
     }
 }

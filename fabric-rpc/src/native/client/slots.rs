@@ -49,7 +49,7 @@ struct Slots<R> {
     role: ReceiverRole,
     /// `None` while a task has it.
     receiver: Option<Box<R>>,
-    /// When a call last found the session idle.
+    /// When a call last found the session without other calls; `None` before the first call.
     last_idle: Option<Instant>,
     /// Whether the server has answered a call.
     has_served: bool,
@@ -175,7 +175,7 @@ impl<R> SlotTable<R> {
         } else {
             let now = Instant::now();
             let idle_since = slots.last_idle.replace(now);
-            if idle_since.is_some_and(|since| now.duration_since(since) >= IDLE_CHECK) {
+            if idle_since.is_none_or(|since| now.duration_since(since) >= IDLE_CHECK) {
                 idle = slots.receiver.take();
             }
         }
@@ -278,7 +278,6 @@ impl<R> SlotTable<R> {
         let mut guard = self.lock();
         let slots = &mut *guard;
         let is_receiver = slots.role == ReceiverRole::Call(id);
-        slots.has_served = true;
         let Some(slot) = slots.get_mut(id) else {
             return slots.unanswered;
         };
@@ -296,6 +295,7 @@ impl<R> SlotTable<R> {
             }
             SlotState::Answered(_) | SlotState::Free => {}
         }
+        slots.has_served = true;
         let unanswered = slots.unanswered;
         drop(guard);
         drop(credit);

@@ -36,6 +36,15 @@ fn credit(credits: &Arc<Semaphore>) -> OwnedSemaphorePermit {
     credits.clone().try_acquire_owned().unwrap()
 }
 
+/// Takes a slot; a session that was idle has no events.
+fn open<R>(slots: &SlotTable<R>, credits: &Arc<Semaphore>, cx: &mut Context<'_>) -> (u64, bool) {
+    let slot = slots.open(credit(credits), cx).expect("a session");
+    if let Some(receiver) = slot.idle {
+        slots.give_back_idle(receiver);
+    }
+    (slot.id, slot.is_waiting)
+}
+
 /// Two calls wait while the first one polls the receiver: the reader gets it afterwards.
 #[test]
 fn reader_is_woken_when_a_call_gives_the_receiver_back() {
@@ -44,34 +53,34 @@ fn reader_is_woken_when_a_call_gives_the_receiver_back() {
     let wakers = [&reader, &call].map(|wakes| Waker::from(wakes.clone()));
     let [mut reader_cx, mut call_cx] = [&wakers[0], &wakers[1]].map(Context::from_waker);
 
-    let first = slots.open(credit(&credits), &mut call_cx).unwrap();
-    assert!(!first.is_waiting);
-    let CallTurn::Receive(receiver) = slots.poll_call(first.id, &mut call_cx) else {
+    let (first, is_waiting) = open(&slots, &credits, &mut call_cx);
+    assert!(!is_waiting);
+    let CallTurn::Receive(receiver) = slots.poll_call(first, &mut call_cx) else {
         panic!("a lone call receives")
     };
-    let second = slots.open(credit(&credits), &mut call_cx).unwrap();
-    assert!(second.is_waiting);
+    let (second, is_waiting) = open(&slots, &credits, &mut call_cx);
+    assert!(is_waiting);
     // The first poll of the reader: a call has the receiver.
     assert!(matches!(
         slots.poll_reader(&mut reader_cx),
         ReaderTurn::Wait
     ));
-    assert!(slots.give_back(first.id, receiver, &mut call_cx).is_none());
+    assert!(slots.give_back(first, receiver, &mut call_cx).is_none());
     assert_eq!(reader.take(), 1);
     let ReaderTurn::Receive(receiver) = slots.poll_reader(&mut reader_cx) else {
         panic!("the reader receives")
     };
-    for (id, unanswered) in [(second.id, 1), (first.id, 0)] {
+    for (id, unanswered) in [(second, 1), (first, 0)] {
         assert_eq!(slots.deliver(id, Err(Status::deadline())), unanswered);
     }
     assert_eq!(call.take(), 2);
     assert!(slots.give_back_unless_needed(receiver).is_none());
-    for id in [first.id, second.id] {
+    for id in [first, second] {
         let turn = slots.poll_call(id, &mut call_cx);
         assert!(matches!(turn, CallTurn::Answered(_)));
     }
-    let third = slots.open(credit(&credits), &mut call_cx).unwrap();
-    let turn = slots.poll_call(third.id, &mut call_cx);
+    let (third, _) = open(&slots, &credits, &mut call_cx);
+    let turn = slots.poll_call(third, &mut call_cx);
     assert!(matches!(turn, CallTurn::Receive(_)));
 }
 
@@ -84,7 +93,7 @@ fn lone_call_receives_without_the_reader() {
     assert!(matches!(slots.poll_reader(&mut cx), ReaderTurn::Wait));
     let mut noop = Context::from_waker(Waker::noop());
     for _ in 0..3 {
-        let id = slots.open(credit(&credits), &mut noop).unwrap().id;
+        let (id, _) = open(&slots, &credits, &mut noop);
         for is_answered in [false, true] {
             let CallTurn::Receive(receiver) = slots.poll_call(id, &mut noop) else {
                 panic!("a lone call receives")
@@ -220,19 +229,16 @@ fn run_interleaving(seed: u64, call_count: usize) {
         let mut cx = Context::from_waker(&waker);
         call.step = match std::mem::replace(&mut call.step, CallStep::Ended) {
             CallStep::Open => {
-                let slot = slots.open(credit(&credits), &mut cx).unwrap();
-                call.id = Some(slot.id);
-                if let Some(receiver) = slot.idle {
-                    slots.give_back_idle(receiver);
-                }
+                let (id, is_waiting) = open(&slots, &credits, &mut cx);
+                call.id = Some(id);
                 match random.u8(..8) {
                     0 => {
-                        drop(slots.close_unsent(slot.id));
+                        drop(slots.close_unsent(id));
                         CallStep::Ended
                     }
                     _ => {
-                        unsent.push(slot.id);
-                        if slot.is_waiting {
+                        unsent.push(id);
+                        if is_waiting {
                             call.wakes.take();
                         }
                         CallStep::Poll
@@ -291,7 +297,7 @@ fn end_answers_calls_that_wait() {
     let call = Arc::new(CountWakes::default());
     let waker = Waker::from(call.clone());
     let mut cx = Context::from_waker(&waker);
-    let opened = [(); 2].map(|()| slots.open(credit(&credits), &mut cx).unwrap().id);
+    let opened = [(); 2].map(|()| open(&slots, &credits, &mut cx).0);
     assert!(slots.abandon(opened[0]));
     slots.end(&Status::new(Code::Unavailable, "ended"));
     assert_eq!(call.take(), 1);
