@@ -109,7 +109,11 @@ impl OutgoingMessage {
     ///
     /// # Errors
     /// [`Code::TooLarge`] for metadata beyond the limit.
-    pub(super) fn new(message: &str, metadata: &Metadata, body: Body) -> Result<Self, Status> {
+    pub(super) fn new(message: &str, metadata: &Metadata, mut body: Body) -> Result<Self, Status> {
+        if let BodyRepr::Lent(lent) = &mut body.0 {
+            // The peer can read all of the memory, which may have the metadata of an earlier loan.
+            lent.trailer_mut().fill(0);
+        }
         let prefix_len = encoded_len(message, metadata);
         if prefix_len == 0 {
             let (flags, payload) = match body.0 {
@@ -320,6 +324,7 @@ fn decode(bytes: &mut Bytes) -> Option<(String, Metadata)> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::LentBuf;
     use super::*;
 
     #[test]
@@ -347,6 +352,24 @@ mod tests {
         let bad = [HAS_PREFIX | HAS_TRAILER, TRAILER_IS_USED, 5, 7, 8, 15];
         for flags in bad {
             assert_eq!(CallTag::from_bits(bits(1, flags)), None);
+        }
+    }
+
+    /// Lent memory has no metadata of an earlier loan, which may have been for another peer.
+    #[tokio::test]
+    async fn lent_memory_has_no_metadata_of_an_earlier_loan() {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let mut metadata = Metadata::new();
+        metadata.push("key", "value");
+        for metadata in [Metadata::new(), metadata] {
+            let mut lent = LentBuf::allocate(ep.domain(), 8).await.unwrap();
+            lent.trailer_mut().fill(7);
+            let message = OutgoingMessage::new("", &metadata, Body::from(lent)).unwrap();
+            let OutgoingPayload::Loan(loan) = message.payload else {
+                panic!("lent memory is sent in place")
+            };
+            let unused = &loan[8 + encoded_len("", &metadata)..];
+            assert!(!unused.is_empty() && unused.iter().all(|byte| *byte == 0));
         }
     }
 
