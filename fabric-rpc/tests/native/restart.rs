@@ -1,14 +1,17 @@
 //! Servers in processes that are killed under load and started again.
 
+use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use fabric_rpc::native::{Client, Code, ReconnectPolicy, Request, Server};
+use tokio::task::coop;
 
 use crate::common::{Probe, TestProcess, report_listening, role, take, unassigned_address};
-use crate::run_on_two_threads;
 use crate::service::{ECHO, TestServer, WAIT, check_echo, handle};
+use crate::{run, run_on_two_threads};
 
 /// The role of a client process: this, and the name of its server.
 const CLIENT: &str = "client of ";
@@ -202,5 +205,33 @@ fn calls_go_on_after_the_end_of_the_runtime_that_connected() {
         assert_eq!(status.code(), Code::Unavailable, "{status}");
         assert!(!status.is_retry_safe(), "the server has begun the call");
         check_echo(&client).await;
+    });
+}
+
+/// A call that is first polled without cooperative budget ends when its server leaves.
+#[test]
+fn call_without_budget_ends_with_its_server() {
+    run(async |address| {
+        let server = TestServer::start(address).await;
+        let client = server.client().await;
+        check_echo(&client).await;
+        let mut call = std::pin::pin!(client.call(Request::new(WAIT, "")));
+        poll_fn(|cx| {
+            while coop::has_budget_remaining() {
+                if let Poll::Ready(budget) = coop::poll_proceed(cx) {
+                    budget.made_progress();
+                }
+            }
+            assert!(call.as_mut().poll(cx).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        drop(server);
+        // The endpoint has noticed it before the call is polled again.
+        while client.endpoint_stats().is_some_and(|stats| stats.peers > 0) {
+            tokio::task::yield_now().await;
+        }
+        let status = call.await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
     });
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use fabric_async::{Address, Endpoint, Error, EventKind, EventQueue, FiAddr, LoanedBuf};
+use tokio::task::unconstrained;
 
 use super::super::wire::{CallTag, MessageKind};
 use super::super::{Code, Status};
@@ -85,7 +86,10 @@ impl AnswerReceiver {
             return Received::Nothing;
         }
         self.delivered.store(0, Ordering::Relaxed);
-        if let Poll::Ready(error) = self.messages.as_mut().poll(cx) {
+        // Without cooperative budget the receive would not be posted, and events that are read
+        // before it is posted would be missed. The poll of the call has spent budget.
+        let mut messages = unconstrained(self.messages.as_mut());
+        if let Poll::Ready(error) = Pin::new(&mut messages).poll(cx) {
             self.end(&error);
             return Received::Nothing;
         }

@@ -4,13 +4,13 @@
 //! so nothing of the former server can be taken for something of the new one.
 
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use fabric_async::stats::EndpointStats;
 use fabric_async::{BindOptions, Endpoint, Error, FiAddr, Scheme};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, coop};
 
 use super::super::body::TRAILER_LEN;
 use super::super::wire::{
@@ -171,6 +171,7 @@ impl PendingCall {
         if std::mem::take(&mut self.is_waiting) {
             return Poll::Pending;
         }
+        let budget = ready!(coop::poll_proceed(cx));
         let slots = &self.session.slots;
         let answer = match slots.poll_call(self.id, cx) {
             CallTurn::Answered(answer) => answer,
@@ -189,6 +190,7 @@ impl PendingCall {
             }
         };
         self.has_slot = false;
+        budget.made_progress();
         Poll::Ready(answer.and_then(|answer| self.decode(answer)))
     }
 
