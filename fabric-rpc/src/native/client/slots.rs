@@ -10,9 +10,10 @@
 //! poll. With several slots in use the session's reader task receives, and keeps the receiver until
 //! all slots have their answers.
 //!
-//! Invariant: while a slot waits for an answer and its call has been polled, the reader or the only
-//! call has polled the receiver, so that its waker is registered there, or it has been woken to do
-//! so.
+//! Invariant: if a call that was polled waits, the task that receives (its own, or the reader task)
+//! is registered with the receiver or has been woken.
+//!
+//! Wakers are woken and dropped without the lock: the drop of a task may end other calls.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -53,7 +54,7 @@ struct Slots<R> {
     last_idle: Option<Instant>,
     /// Whether the server has answered a call.
     has_served: bool,
-    /// Of the reader task, once it has been polled.
+    /// Waker of the reader task; `None` before its first poll.
     reader: Option<Waker>,
     /// Why the session has ended.
     ended: Option<Status>,
@@ -79,7 +80,7 @@ struct Slot {
 #[derive(Debug)]
 enum SlotState {
     Free,
-    /// The call that receives has no waker here while it polls.
+    /// The waker of the call; `None` if the call is being polled, or receives itself.
     Waiting(Option<Waker>),
     Answered(Result<Answer, Status>),
     /// The call was dropped; the answer has not come yet.
@@ -191,10 +192,14 @@ impl<R> SlotTable<R> {
     /// Frees the slot of a call whose request was not sent, and returns the credit.
     pub(super) fn close_unsent(&self, id: u64) -> Option<OwnedSemaphorePermit> {
         let mut slots = self.lock();
-        if let SlotState::Waiting(_) = slots.get_mut(id)?.state {
+        let state = std::mem::replace(&mut slots.get_mut(id)?.state, SlotState::Free);
+        if let SlotState::Waiting(_) = state {
             slots.unanswered -= 1;
         }
-        slots.free(id)
+        let credit = slots.free(id);
+        drop(slots);
+        drop(state);
+        credit
     }
 
     /// Polls the slot of a call.
@@ -215,9 +220,10 @@ impl<R> SlotTable<R> {
             slots.role = ReceiverRole::Call(id);
             return CallTurn::Receive(receiver);
         }
-        slots.store_waker(id, cx);
+        let replaced = slots.store_waker(id, cx);
         let reader = slots.hand_to_reader();
         drop(guard);
+        drop(replaced);
         reader.into_iter().for_each(Waker::wake);
         CallTurn::Wait
     }
@@ -234,10 +240,12 @@ impl<R> SlotTable<R> {
         let slots = &mut *guard;
         let reader = slots.put_receiver(receiver);
         let taken = slots.take_answer(id);
-        if taken.is_none() {
-            slots.store_waker(id, cx);
-        }
+        let replaced = match taken {
+            None => slots.store_waker(id, cx),
+            Some(_) => None,
+        };
         drop(guard);
+        drop(replaced);
         reader.into_iter().for_each(Waker::wake);
         let (answer, credit) = taken?;
         drop(credit);
@@ -259,10 +267,12 @@ impl<R> SlotTable<R> {
         let Some(slot) = slots.get_mut(id) else {
             return false;
         };
-        if let SlotState::Waiting(_) = slot.state {
+        if let SlotState::Waiting(waker) = &mut slot.state {
+            let waker = waker.take();
             slot.state = SlotState::Abandoned;
             let reader = slots.hand_to_reader();
             drop(slots);
+            drop(waker);
             reader.into_iter().for_each(Waker::wake);
             return true;
         }
@@ -284,8 +294,7 @@ impl<R> SlotTable<R> {
         let (mut waker, mut credit) = (None, None);
         match &mut slot.state {
             SlotState::Waiting(waiting) => {
-                // A call that receives takes the answer in the same poll.
-                waker = waiting.take().filter(|_| !is_receiver);
+                waker = waiting.take();
                 slot.state = SlotState::Answered(answer);
                 slots.unanswered -= 1;
             }
@@ -299,7 +308,10 @@ impl<R> SlotTable<R> {
         let unanswered = slots.unanswered;
         drop(guard);
         drop(credit);
-        waker.into_iter().for_each(Waker::wake);
+        // A call that receives takes the answer in the same poll.
+        if let Some(waker) = waker.filter(|_| !is_receiver) {
+            waker.wake();
+        }
         unanswered
     }
 
@@ -365,19 +377,21 @@ impl<R> SlotTable<R> {
         if slots.ended.is_some() {
             return ReaderTurn::End;
         }
-        if !(slots.reader.as_ref()).is_some_and(|waker| waker.will_wake(cx.waker())) {
-            slots.reader = Some(cx.waker().clone());
-        }
+        let replaced = store(&mut slots.reader, cx);
+        let mut turn = ReaderTurn::Wait;
         if slots.role == ReceiverRole::Reader
             && let Some(receiver) = slots.receiver.take()
         {
             if slots.unanswered > 0 {
-                return ReaderTurn::Receive(receiver);
+                turn = ReaderTurn::Receive(receiver);
+            } else {
+                slots.receiver = Some(receiver);
+                slots.role = ReceiverRole::None;
             }
-            slots.receiver = Some(receiver);
-            slots.role = ReceiverRole::None;
         }
-        ReaderTurn::Wait
+        drop(slots);
+        drop(replaced);
+        turn
     }
 
     /// Gives the receiver of the reader task back, or returns it while slots wait for answers.
@@ -405,13 +419,11 @@ impl<R> Slots<R> {
         (self.role == ReceiverRole::Reader).then(|| self.reader.clone())?
     }
 
-    /// Stores the waker of a call that waits.
-    fn store_waker(&mut self, id: u64, cx: &mut Context<'_>) {
-        if let Some(slot) = self.get_mut(id)
-            && let SlotState::Waiting(waker) = &mut slot.state
-            && !(waker.as_ref()).is_some_and(|waker| waker.will_wake(cx.waker()))
-        {
-            *waker = Some(cx.waker().clone());
+    /// Stores the waker of a call that waits. Returns the waker that it replaces.
+    fn store_waker(&mut self, id: u64, cx: &mut Context<'_>) -> Option<Waker> {
+        match &mut self.get_mut(id)?.state {
+            SlotState::Waiting(waker) => store(waker, cx),
+            _ => None,
         }
     }
 
@@ -431,8 +443,7 @@ impl<R> Slots<R> {
         };
         let credit = self.free(id);
         if self.role == ReceiverRole::Call(id) {
-            // A call that waits has made the reader the next one, and one that was opened since the
-            // answer came has not been polled.
+            // No other polled call waits: its poll would have made the reader the receiver.
             self.role = ReceiverRole::None;
         }
         Some((answer, credit))
@@ -455,6 +466,14 @@ impl<R> Slots<R> {
         }
         self.role = ReceiverRole::Reader;
         self.reader.clone()
+    }
+}
+
+/// Stores the waker of the task that is polled. Returns the waker that it replaces.
+fn store(waker: &mut Option<Waker>, cx: &mut Context<'_>) -> Option<Waker> {
+    match waker {
+        Some(stored) if stored.will_wake(cx.waker()) => None,
+        _ => waker.replace(cx.waker().clone()),
     }
 }
 

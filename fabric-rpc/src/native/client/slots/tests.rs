@@ -109,6 +109,49 @@ fn lone_call_receives_without_the_reader() {
     assert_eq!(credits.available_permits(), 1);
 }
 
+/// The waker of a task that has another call, which ends with the task.
+struct TaskWithCall(Arc<SlotTable<()>>, u64);
+
+impl Wake for TaskWithCall {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for TaskWithCall {
+    fn drop(&mut self) {
+        self.0.abandon(self.1);
+    }
+}
+
+/// The waker that a slot has may be the last owner of a task, whose drop ends other calls.
+#[test]
+fn wakers_are_dropped_without_the_lock() {
+    let (slots, credits) = (Arc::new(table_with_receiver()), Arc::new(Semaphore::new(3)));
+    let mut noop = Context::from_waker(Waker::noop());
+    let ends: [fn(&SlotTable<()>, u64); 3] = [
+        |slots, id| {
+            let mut noop = Context::from_waker(Waker::noop());
+            assert!(matches!(slots.poll_call(id, &mut noop), CallTurn::Wait));
+        },
+        |slots, id| assert!(slots.abandon(id)),
+        |slots, id| drop(slots.close_unsent(id)),
+    ];
+    for end in ends {
+        let (held, _) = open(&slots, &credits, &mut noop);
+        let task = Waker::from(Arc::new(TaskWithCall(slots.clone(), held)));
+        let (id, is_waiting) = open(&slots, &credits, &mut Context::from_waker(&task));
+        assert!(is_waiting);
+        drop(task);
+        end(&slots, id);
+        for id in [held, id] {
+            slots.deliver(id, Err(Status::deadline()));
+        }
+        // The call of the task was abandoned.
+        assert!(matches!(slots.poll_call(held, &mut noop), CallTurn::Wait));
+        drop(slots.poll_call(id, &mut noop));
+        assert_eq!(credits.available_permits(), 3);
+    }
+}
+
 /// Messages of a server, and the waker of the task that waits for them.
 #[derive(Default)]
 struct Network {
