@@ -1,9 +1,12 @@
 //! Messages that are no calls, and peers that take no answers.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use fabric_async::{Endpoint, Error, Event, EventKind};
+use fabric_async::{Address, Endpoint, Error, Event, EventKind};
 use fabric_rpc::native::{Client, Code, ReconnectPolicy, Request, Server};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::cancellation::{CANCEL, REQUEST, RESPONSE, receive_raw};
@@ -200,24 +203,49 @@ fn request_of_a_repeated_id_can_be_canceled() {
     });
 }
 
+/// A server with a short time limit of answers, in a task.
+struct StoppableServer {
+    name: Address,
+    probe: Arc<Probe>,
+    stop: oneshot::Sender<()>,
+    serving: JoinHandle<fabric_async::Result<()>>,
+}
+
+impl StoppableServer {
+    async fn start(address: &str) -> Self {
+        let builder = Server::builder().answer_timeout(Duration::from_millis(50));
+        let server = builder.bind(address).await.unwrap();
+        let name = server.name().clone();
+        let probe = Probe::new();
+        let handler = probe.clone();
+        let service = tower::service_fn(move |request| handle(handler.clone(), request));
+        let (stop, stopped) = oneshot::channel();
+        let serving = server.serve_with_shutdown(service, async { drop(stopped.await) });
+        Self {
+            name,
+            probe,
+            stop,
+            serving: tokio::spawn(serving),
+        }
+    }
+
+    /// Begins the shutdown, lets the handler that waits go on, and waits until the server has
+    /// ended.
+    async fn shut_down(self) {
+        drop(self.stop);
+        self.probe.go_on.add_permits(1);
+        self.serving.await.unwrap().unwrap();
+    }
+}
+
 /// A client that does not take its answers holds up a shutdown no longer than the time limit of
 /// answers.
 #[test]
 fn server_shuts_down_beside_a_client_that_takes_no_answers() {
     run(async |address| {
-        let builder = Server::builder().answer_timeout(Duration::from_millis(50));
-        let server = builder.bind(address).await.unwrap();
-        let name = server.name().clone();
-        let probe = Probe::new();
-        let service = tower::service_fn({
-            let probe = probe.clone();
-            move |request| handle(probe.clone(), request)
-        });
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let serving = server.serve_with_shutdown(service, async { drop(stopped.await) });
-        let serving = tokio::spawn(serving);
+        let server = StoppableServer::start(address).await;
         let ep = Endpoint::bind(address).await.unwrap();
-        let to_server = ep.add_peer(&name).await.unwrap();
+        let to_server = ep.add_peer(&server.name).await.unwrap();
         let len = 16_u64 << 20;
         for id in 0..3 {
             let send = ep.send(to_server, len.to_le_bytes().to_vec());
@@ -229,10 +257,8 @@ fn server_shuts_down_beside_a_client_that_takes_no_answers() {
         // The server has the requests before this one.
         let wait = ep.send(to_server, "").tag(REQUEST | 7);
         wait.data(u64::from(WAIT) << 32).await.unwrap();
-        take(&probe.waiting).await;
-        drop(stop);
-        probe.go_on.add_permits(1);
-        serving.await.unwrap().unwrap();
+        take(&server.probe.waiting).await;
+        server.shut_down().await;
     });
 }
 
@@ -241,20 +267,10 @@ fn server_shuts_down_beside_a_client_that_takes_no_answers() {
 #[test]
 fn server_shuts_down_beside_a_client_that_stands_still() {
     run(async |address| {
-        let builder = Server::builder().answer_timeout(Duration::from_millis(50));
-        let server = builder.bind(address).await.unwrap();
-        let name = server.name().clone();
-        let probe = Probe::new();
-        let service = tower::service_fn({
-            let probe = probe.clone();
-            move |request| handle(probe.clone(), request)
-        });
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let serving = server.serve_with_shutdown(service, async { drop(stopped.await) });
-        let serving = tokio::spawn(serving);
+        let server = StoppableServer::start(address).await;
         let (end_client, client_ends) = std::sync::mpsc::channel::<()>();
         let client = std::thread::spawn({
-            let address = address.to_string();
+            let (address, name) = (address.to_string(), server.name.clone());
             move || {
                 let runtime = tokio::runtime::Builder::new_current_thread()
                     .enable_all()
@@ -275,10 +291,8 @@ fn server_shuts_down_beside_a_client_that_stands_still() {
                 });
             }
         });
-        take(&probe.waiting).await;
-        drop(stop);
-        probe.go_on.add_permits(1);
-        serving.await.unwrap().unwrap();
+        take(&server.probe.waiting).await;
+        server.shut_down().await;
         drop(end_client);
         client.join().unwrap();
     });
