@@ -105,7 +105,7 @@ pub enum WaitPolicy {
     /// Never sleeps: a pending operation keeps its task runnable. Lowest latency, one busy core.
     /// Other tasks of the same executor run in between.
     Spin,
-    /// Spins for a while, longer if spinning succeeded lately, then sleeps until the peer rings the
+    /// Spins for a while, longer if messages came soon lately, then sleeps until the peer rings the
     /// doorbell.
     #[default]
     Adaptive,
