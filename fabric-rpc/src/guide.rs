@@ -209,8 +209,8 @@
 //! passes the memory on. See [loans](fabric_async::guide::memory#loans) for limits, and for why
 //! safe code cannot borrow the bytes.
 //!
-//! **Credits.** A client has 256 calls under way, or `max_in_flight`; more wait. `poll_ready`
-//! reserves a credit for `call`. The server refuses requests beyond its limits with
+//! **Credits.** A client has 256 calls in flight, or `max_in_flight`; more wait. `poll_ready`
+//! reserves a credit for the next call. The server refuses requests beyond its limits with
 //! `ResourceExhausted`: 256 requests and 256 MiB of each client, 4,096 requests and 1 GiB of all.
 //!
 //! **Deadlines and cancellation.** A call carries the time that is left. When it is over, the
@@ -220,7 +220,7 @@
 //! messages](fabric_async::guide::memory#unexpected-messages). Their calls keep their credits until
 //! then, or until the server leaves.
 //!
-//! **A server that leaves.** Calls under way end with `Unavailable`. `Status::is_retry_safe` tells
+//! **A server that leaves.** Calls in flight end with `Unavailable`. `Status::is_retry_safe` tells
 //! whether the server has certainly not started the request: it was not sent, or the server has
 //! refused it. Later calls wait for a server of the same name within their time, while the client
 //! connects with growing pauses (`ReconnectPolicy`). An idle client notices the end of its server

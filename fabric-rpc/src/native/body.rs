@@ -81,7 +81,8 @@ impl Body {
     /// Returns the message of a received body, to read memory of the peer: with
     /// [`for_each_chunk`](LoanedBuf::for_each_chunk), [`read_at`](LoanedBuf::read_at),
     /// [`write_to`](LoanedBuf::write_to), or [`as_slice`](LoanedBuf::as_slice). `None` for a body
-    /// that was not received, or had metadata beside it in the message.
+    /// that was not received, or that came with metadata and was not lent: the message had the
+    /// metadata in front of it.
     #[must_use]
     pub fn as_loaned(&self) -> Option<&LoanedBuf> {
         match &self.0 {

@@ -121,7 +121,8 @@ impl Request {
     }
 
     /// Copies the request for a retry, without copying the bytes of its body. `None` if the body is
-    /// lent memory, or was received.
+    /// lent memory, or was received. The copy of a request that was not called yet has the same
+    /// [timeout](Self::timeout), which begins anew with its call.
     #[must_use]
     pub fn try_clone(&self) -> Option<Self> {
         Some(Self {

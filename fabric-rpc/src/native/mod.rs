@@ -3,13 +3,14 @@
 //! See [the guide](crate::guide#native-calls). `Bytes` go in and `Bytes` come out: this module has
 //! no schema and no code generator. A [`Client`] and the handler of a [`Server`] are services of
 //! tower.
-//!
-//! | file | subject |
-//! |---|---|
-//! | `message`, `body`, `status` | requests, responses, lent memory, reasons of failures |
-//! | `wire` | tags, completion data and metadata |
-//! | `client/` | credits, slots, sessions, reconnecting |
-//! | `server/` | limits, handlers, shutdown |
+
+// | file | subject |
+// |---|---|
+// | `message`, `body`, `status` | requests, responses, lent memory, reasons of failures |
+// | `wire` | tags, completion data and metadata |
+// | `untagged` | messages that are of no call |
+// | `client/` | credits, sessions, calls in flight |
+// | `server/` | limits, handlers, answers, shutdown |
 
 /// Creates a span for a call of a method, unless no subscriber wants it: a disabled span still
 /// costs at each use, for the crate `log`.
@@ -33,6 +34,7 @@ mod client;
 mod message;
 mod server;
 mod status;
+mod untagged;
 mod wire;
 
 pub use body::{Body, Lender, LentBuf};

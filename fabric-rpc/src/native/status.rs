@@ -12,14 +12,14 @@ use super::Metadata;
 ///
 /// | code | reported by | was the handler started? |
 /// |---|---|---|
-/// | [`Unavailable`](Self::Unavailable) | the client, when the request was not sent; the server, while it shuts down | no |
+/// | [`Unavailable`](Self::Unavailable) | the client, when the request was not sent; the server, while it shuts down: a retry succeeds when another server has the name | no |
 /// | | the client, when the server died or closed its endpoint after the request was sent | unknown |
-/// | [`DeadlineExceeded`](Self::DeadlineExceeded) | the client; the server drops the handler at the same time | unknown |
+/// | [`DeadlineExceeded`](Self::DeadlineExceeded) | the client, also of a call that waits for a server; the server, which drops the handler | unknown |
 /// | [`Cancelled`](Self::Cancelled) | the server, of a call that the client has dropped | unknown |
-/// | [`ResourceExhausted`](Self::ResourceExhausted) | the server, beyond a limit of requests under way; the client, for a `call` without a credit | no |
+/// | [`ResourceExhausted`](Self::ResourceExhausted) | the server, beyond a limit of requests in flight; the client, for a `call` without a credit | no |
 /// | [`TooLarge`](Self::TooLarge) | the side that has the limit | only if the response is too large |
 /// | [`Malformed`](Self::Malformed) | the side that received the message | only if the response is malformed |
-/// | [`Internal`](Self::Internal) | the server, when a handler panicked or its error is no [`Status`]; either side, when the operating system lacks a resource | unknown |
+/// | [`Internal`](Self::Internal) | the server, when a handler panicked or its error is no [`Status`]; either side, when the operating system lacks a resource; the client, when its address or options make every attempt to connect fail | unknown |
 /// | [`Unimplemented`](Self::Unimplemented), [`Application`](Self::Application) | the handler | yes |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -32,7 +32,7 @@ pub enum Code {
     Cancelled,
     /// The server has no such method. For services: this crate does not look at methods.
     Unimplemented,
-    /// A limit of requests under way is reached.
+    /// A limit of requests in flight is reached.
     ResourceExhausted,
     /// The request or the response is longer than its receiver allows.
     TooLarge,

@@ -6,7 +6,7 @@
 //! payload is the body, unless a flag tells that metadata precede or follow it.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use fabric_async::{Endpoint, Error, FiAddr, Loan, LoanedBuf};
+use fabric_async::{Endpoint, Error, FiAddr, Loan, LoanedBuf, Permit};
 use tokio::time::Instant;
 
 use super::body::{BodyRepr, TRAILER_LEN};
@@ -148,14 +148,19 @@ impl OutgoingMessage {
         })
     }
 
+    /// Creates a message without a payload.
+    pub(super) fn empty() -> Self {
+        Self {
+            flags: 0,
+            payload: OutgoingPayload::Bytes(Bytes::new()),
+        }
+    }
+
     /// Encodes a status. Its metadata, and then its message, are left out if they are too long.
     pub(super) fn status(status: &Status) -> Self {
         Self::new(status.message(), &status.metadata, Body::empty())
             .or_else(|_| Self::new(status.message(), &Metadata::new(), Body::empty()))
-            .unwrap_or(Self {
-                flags: 0,
-                payload: OutgoingPayload::Bytes(Bytes::new()),
-            })
+            .unwrap_or(Self::empty())
     }
 
     /// Returns the length of the payload.
@@ -190,6 +195,26 @@ impl OutgoingMessage {
         // A started send goes on when its future is dropped.
         let refused = post_payload!(self.payload, |buf| ep
             .send(peer, buf)
+            .tag(tag)
+            .data(data)
+            .start()
+            .map(drop));
+        refused.map_err(|(error, payload)| (error, Self { flags, payload }))
+    }
+
+    /// Starts the send with a transmit credit that was reserved for the peer, as
+    /// [`start`](Self::start).
+    pub(super) fn start_reserved(
+        self,
+        ep: &Endpoint,
+        permit: Permit,
+        (kind, id): (MessageKind, u64),
+        data: u64,
+    ) -> Result<(), (Error, Self)> {
+        let flags = self.flags;
+        let tag = CallTag { kind, flags, id }.to_bits();
+        let refused = post_payload!(self.payload, |buf| permit
+            .send(ep, buf)
             .tag(tag)
             .data(data)
             .start()

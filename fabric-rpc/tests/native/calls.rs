@@ -1,7 +1,14 @@
 //! Answers: bodies, metadata, statuses, panics.
 
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll};
+
 use bytes::Bytes;
-use fabric_rpc::native::{Client, Code, Request};
+use fabric_rpc::native::{Client, Code, Request, Response, Server, Status};
+use futures_util::future::BoxFuture;
+use tower::Service;
 
 use crate::common::take;
 use crate::service::{DEADLINE, ECHO, FAIL, PANIC, PANIC_LATER, TestServer, WAIT, check_echo};
@@ -157,5 +164,71 @@ fn connect_fails_without_a_server() {
         }
         let failed = Client::connect(&name).await.unwrap_err();
         assert!(failed.is_peer_unavailable(), "{failed}");
+    });
+}
+
+/// A service that panics when it is cloned, called or dropped, by the method of the request.
+#[derive(Debug)]
+struct PanickingService {
+    clones: Arc<AtomicU32>,
+}
+
+/// Panics when it is dropped.
+struct PanicOnDrop;
+
+impl Drop for PanicOnDrop {
+    fn drop(&mut self) {
+        panic!("as asked");
+    }
+}
+
+impl Clone for PanickingService {
+    fn clone(&self) -> Self {
+        assert!(
+            !(self.clones.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(3),
+            "as asked"
+        );
+        Self {
+            clones: self.clones.clone(),
+        }
+    }
+}
+
+impl Service<Request> for PanickingService {
+    type Response = Response;
+    type Error = Status;
+    type Future = BoxFuture<'static, Result<Response, Status>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        assert_ne!(request.method, 2, "as asked");
+        let held = (request.method == 3).then(|| PanicOnDrop);
+        Box::pin(poll_fn(move |_| {
+            let _held = &held;
+            Poll::Ready(Ok(Response::new("done")))
+        }))
+    }
+}
+
+/// No panic of the service's code ends the server.
+#[test]
+fn panics_of_a_service_fail_their_calls_alone() {
+    run(async |address| {
+        let server = Server::bind(address).await.unwrap();
+        let client = Client::builder(server.name()).connect_lazy();
+        let clones = Arc::default();
+        let serving = tokio::spawn(server.serve(PanickingService { clones }));
+        let mut codes = Vec::new();
+        for method in [1, 1, 1, 2, 3, 1, 1] {
+            let result = client.call(Request::new(method, "")).await;
+            codes.push(result.map_err(|status| status.code()).err());
+        }
+        let failed = Some(Code::Internal);
+        // Every third clone panics, and the calls of methods 2 and 3.
+        assert_eq!(codes, [None, None, failed, failed, failed, failed, None]);
+        serving.abort();
     });
 }

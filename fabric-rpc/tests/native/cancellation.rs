@@ -1,10 +1,12 @@
 //! Deadlines, dropped calls, clients that leave, late answers.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use bytes::Bytes;
 use fabric_async::{Endpoint, FiAddr};
 use fabric_rpc::native::{Client, Code, Request};
+use futures_util::FutureExt;
 use tokio::sync::mpsc;
 
 use crate::common::take;
@@ -12,6 +14,7 @@ use crate::run;
 use crate::service::{ECHO, TestServer, WAIT, check_echo};
 
 const SHORT: Duration = Duration::from_millis(2);
+const LONG: Duration = Duration::from_secs(50);
 
 #[test]
 fn expired_call_drops_the_handler() {
@@ -159,5 +162,49 @@ fn late_answers_are_discarded() {
         assert_eq!((stats.unexpected, stats.unexpected_bytes), (0, 0));
         assert_eq!(stats.held_connections, 0);
         serving.abort();
+    });
+}
+
+/// A server that receives nothing takes all transmit credits of the client. When it receives again,
+/// it is told of each call that was dropped meanwhile.
+#[test]
+fn server_is_told_of_calls_dropped_without_a_transmit_credit() {
+    run(async |address| {
+        const CALLS: usize = 3000;
+        let ep = Endpoint::bind(address).await.unwrap();
+        let builder = Client::builder(ep.name()).max_in_flight(CALLS);
+        let client = builder.connect().await.unwrap();
+        let calls: Vec<_> = (0..CALLS)
+            .map(|_| client.call(Request::new(WAIT, vec![7; 4000])))
+            .collect();
+        let mut calls = futures_util::future::join_all(calls);
+        assert!((&mut calls).now_or_never().is_none());
+        drop(calls);
+        let mut in_flight = HashSet::new();
+        let mut sent = 0;
+        // The first request is sent before, and the last one after, those that are dropped.
+        let last = tokio::spawn({
+            let client = client.clone();
+            async move { client.call(Request::new(ECHO, "").timeout(LONG)).await }
+        });
+        loop {
+            let message = ep.recv().tag_ignoring(0, u64::MAX).await.unwrap();
+            let tag = message.tag().expect("a tagged message");
+            let id = tag & ((1 << 56) - 1);
+            if tag & CANCEL == CANCEL {
+                assert!(in_flight.remove(&id), "{tag:x}");
+                if in_flight.is_empty() {
+                    break;
+                }
+            } else if message.transfer.data.expect("completion data") >> 32 == u64::from(WAIT) {
+                in_flight.insert(id);
+                sent += 1;
+            } else {
+                let answer = ep.send(message.source().unwrap(), "").tag(RESPONSE | id);
+                answer.data(0).await.unwrap();
+            }
+        }
+        assert!(sent > 100 && sent < CALLS, "{sent} requests were sent");
+        last.await.unwrap().unwrap();
     });
 }

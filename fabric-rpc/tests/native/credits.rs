@@ -1,9 +1,9 @@
-//! Credits: the limit of calls under way, and `poll_ready`.
+//! Credits: the limit of calls in flight, and `poll_ready`.
 
 use std::future::poll_fn;
 use std::time::Duration;
 
-use fabric_rpc::native::{Code, Request};
+use fabric_rpc::native::{Code, Request, Server};
 use futures_util::FutureExt;
 use tower::{Service, ServiceExt};
 
@@ -61,5 +61,47 @@ fn calls_beyond_the_credits_wait() {
             call.await.unwrap().unwrap();
         }
         assert_eq!(client.available_credits(), 2);
+    });
+}
+
+/// A call of a client that is ready takes no second credit.
+#[test]
+fn call_uses_the_reserved_credit() {
+    run(async |address| {
+        let server = TestServer::start(address).await;
+        let mut client = server.client_with(|builder| builder.max_in_flight(1)).await;
+        for _ in 0..3 {
+            client.ready().await.unwrap();
+            assert_eq!(client.available_credits(), 0);
+            check_echo(&client).await;
+            assert_eq!(client.available_credits(), 1);
+        }
+    });
+}
+
+/// More calls than the endpoint has transmit credits: those that wait for one send with it.
+#[test]
+fn calls_beyond_the_transmit_credits_are_sent_in_turn() {
+    run(async |address| {
+        const CALLS: usize = 3000;
+        let builder = Server::builder().max_in_flight_per_client(CALLS);
+        let server = TestServer::start_with(address, builder).await;
+        let client = server
+            .client_with(|builder| builder.max_in_flight(CALLS))
+            .await;
+        let calls: Vec<_> = (0..CALLS)
+            .map(|_| {
+                let client = client.clone();
+                tokio::spawn(async move { client.call(Request::new(WAIT, "")).await })
+            })
+            .collect();
+        for _ in 0..CALLS {
+            take(&server.probe.waiting).await;
+        }
+        server.probe.go_on.add_permits(CALLS);
+        for call in calls {
+            call.await.unwrap().unwrap();
+        }
+        assert_eq!(client.available_credits(), CALLS);
     });
 }

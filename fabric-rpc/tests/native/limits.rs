@@ -126,7 +126,7 @@ fn bytes_beyond_the_limit_of_all_clients_are_refused() {
         let accepted = call(0, LIMIT);
         take(&server.probe.waiting).await;
         let status = call(1, 1).await.unwrap().unwrap_err();
-        assert_eq!(status.message(), "too many bytes of requests are under way");
+        assert_eq!(status.message(), "too many bytes of requests are in flight");
         server.probe.go_on.add_permits(1);
         accepted.await.unwrap().unwrap();
         check_echo(&clients[1]).await;
@@ -152,7 +152,7 @@ fn bytes_beyond_the_limit_of_a_client_are_refused() {
             assert!(status.is_retry_safe());
             assert_eq!(
                 status.message(),
-                "too many bytes of requests of this client are under way"
+                "too many bytes of requests of this client are in flight"
             );
             let other = call(1, LIMIT);
             take(&server.probe.waiting).await;
@@ -186,7 +186,7 @@ fn requests_beyond_the_limit_of_a_client_are_refused() {
         assert!(status.is_retry_safe());
         assert_eq!(
             status.message(),
-            "too many requests of this client are under way"
+            "too many requests of this client are in flight"
         );
 
         accepted.extend((0..2).map(|_| call(1)));
@@ -194,7 +194,7 @@ fn requests_beyond_the_limit_of_a_client_are_refused() {
             take(&server.probe.waiting).await;
         }
         let status = call(1).await.unwrap().unwrap_err();
-        assert_eq!(status.message(), "too many requests are under way");
+        assert_eq!(status.message(), "too many requests are in flight");
 
         server.probe.go_on.add_permits(5);
         for call in accepted {

@@ -2,6 +2,7 @@
 //! server process starts this program again, with the role in the environment variable
 //! `FABRIC_ROLE`.
 
+mod budget;
 mod calls;
 mod cancellation;
 #[path = "../common/mod.rs"]

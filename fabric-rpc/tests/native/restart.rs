@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
+use fabric_async::{Endpoint, Error};
 use fabric_rpc::native::{Client, Code, ReconnectPolicy, Request, Server};
 use tokio::task::coop;
 
@@ -121,7 +122,7 @@ async fn survive_restarts(address: &str, restarts: usize) {
         caller.abort();
         let _ = caller.await;
     }
-    // In each restart a caller has at most one call under way, and so one failure.
+    // In each restart a caller has at most one call in flight, and so one failure.
     let unsafe_failures = counts.unsafe_failures.load(Ordering::Relaxed);
     assert!(
         unsafe_failures <= CALLERS * restarts as u64,
@@ -181,7 +182,7 @@ fn client_survives_restarts_of_a_killed_server_over_tcp() {
     run_restarts(&format!("tcp://{}", unassigned_address()));
 }
 
-/// A client outlives the runtime that connected it: the call under way fails, and the next one
+/// A client outlives the runtime that connected it: the call in flight fails, and the next one
 /// connects again on its own runtime.
 #[test]
 fn calls_go_on_after_the_end_of_the_runtime_that_connected() {
@@ -233,5 +234,32 @@ fn call_without_budget_ends_with_its_server() {
         }
         let status = call.await.unwrap_err();
         assert_eq!(status.code(), Code::Unavailable, "{status}");
+    });
+}
+
+/// A client without calls keeps no endpoint of a connection that has ended.
+#[test]
+fn endpoint_is_closed_with_its_session() {
+    run(async |address| {
+        let server = TestServer::start(address).await;
+        let name = match address {
+            "shm://" => format!("shm://native-session-{}", std::process::id()),
+            _ => format!("tcp://{}", unassigned_address()),
+        };
+        let client = server.client_with(|builder| builder.bind_to(&name)).await;
+        let call = tokio::spawn({
+            let client = client.clone();
+            async move { client.call(Request::new(WAIT, "")).await }
+        });
+        take(&server.probe.waiting).await;
+        drop(server);
+        let status = call.await.unwrap().unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable);
+        // The name is in use until the endpoint is closed.
+        while let Err(error) = Endpoint::bind(&*name).await {
+            assert!(matches!(error, Error::AddressInUse(_)), "{error}");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(client.endpoint_stats().is_none());
     });
 }

@@ -6,15 +6,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use fabric_async::Error;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 use tracing::Span;
 
-use super::super::wire::{OutgoingMessage, request_data};
+use super::super::wire::OutgoingMessage;
 use super::super::{Code, Request, Response, Status};
 use super::ClientShared;
-use super::session::{PendingCall, Session};
+use super::session::{EncodedRequest, PendingCall, Unsent};
 
 /// The future of [`Client::call`](super::Client::call) as a service of tower.
 ///
@@ -39,13 +38,6 @@ enum CallState {
     Resolved,
 }
 
-/// A request that is ready to be sent.
-struct Encoded {
-    method: u32,
-    message: OutgoingMessage,
-    credit: OwnedSemaphorePermit,
-}
-
 impl ResponseFuture {
     pub(super) fn new(
         client: Arc<ClientShared>,
@@ -58,7 +50,7 @@ impl ResponseFuture {
             Some(credit) => CallState::New(request, credit),
             None => {
                 let message = "no credit: call without poll_ready, or the client is closed";
-                CallState::Failed(Status::new(Code::ResourceExhausted, message))
+                CallState::Failed(Status::not_started(Code::ResourceExhausted, message))
             }
         };
         Self {
@@ -87,80 +79,44 @@ impl ResponseFuture {
         if len > limit {
             return Err(Status::too_large("request", len, limit));
         }
-        let message = OutgoingMessage::new("", &metadata, body)?;
-        let mut encoded = Encoded {
+        let mut request = EncodedRequest {
             method,
-            message,
+            message: OutgoingMessage::new("", &metadata, body)?,
+            deadline: self.deadline,
             credit,
         };
         if let Some(session) = self.client.session() {
-            match encoded.send(session, self.deadline, cx)? {
+            match session.start_call(request, None, cx) {
                 Ok(call) => return Ok(CallState::Sent(call)),
-                Err(unsent) => encoded = unsent,
+                Err(Unsent::Later(unsent)) => request = unsent,
+                Err(Unsent::Refused(status)) => return Err(status),
             }
         }
-        let starting = start_when_possible(self.client.clone(), encoded, self.deadline);
+        let starting = start_when_possible(self.client.clone(), request);
         Ok(CallState::Starting(Box::pin(starting)))
-    }
-}
-
-impl Encoded {
-    /// Starts the send of the request. Returns the request if it was not sent and can be sent
-    /// later.
-    fn send(
-        self,
-        session: Arc<Session>,
-        deadline: Option<Instant>,
-        cx: &mut Context<'_>,
-    ) -> Result<Result<PendingCall, Self>, Status> {
-        let Self {
-            method,
-            message,
-            credit,
-        } = self;
-        let unsent = |message, credit: Option<OwnedSemaphorePermit>| {
-            let credit = credit.ok_or_else(|| Status::new(Code::Internal, "a lost credit"))?;
-            Ok(Err(Self {
-                method,
-                message,
-                credit,
-            }))
-        };
-        let call = match session.open_call(credit, cx) {
-            Ok(call) => call,
-            Err(credit) => return unsent(message, credit),
-        };
-        match call.start(message, request_data(method, deadline)) {
-            Ok(call) => Ok(Ok(call)),
-            Err((error, message, credit))
-                if error.is_peer_unavailable() || matches!(error, Error::WouldBlock(_)) =>
-            {
-                unsent(message, credit)
-            }
-            Err((error, ..)) => Err(Status::from_refused_send("request", &error)),
-        }
     }
 }
 
 /// Waits for a server, and for a transmit credit, and sends the request.
 async fn start_when_possible(
     client: Arc<ClientShared>,
-    mut encoded: Encoded,
-    deadline: Option<Instant>,
+    mut request: EncodedRequest,
 ) -> Result<PendingCall, Status> {
     loop {
         let session = client.wait_for_session().await?;
-        PendingCall::wait_for_transmit_credit(&session).await;
-        let mut request = Some(encoded);
-        let sent = poll_fn(|cx| {
-            let request = request.take().expect("polled once");
-            Poll::Ready(request.send(session.clone(), deadline, cx))
+        let Some(permit) = session.reserve().await? else {
+            continue;
+        };
+        let mut ready = Some((session, request, permit));
+        let started = poll_fn(|cx| {
+            let (session, request, permit) = ready.take().expect("polled once");
+            Poll::Ready(session.start_call(request, Some(permit), cx))
         });
-        match sent.await? {
+        match started.await {
             Ok(call) => return Ok(call),
-            Err(unsent) => encoded = unsent,
+            Err(Unsent::Later(unsent)) => request = unsent,
+            Err(Unsent::Refused(status)) => return Err(status),
         }
-        tokio::task::yield_now().await;
     }
 }
 

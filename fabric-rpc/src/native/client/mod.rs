@@ -3,14 +3,18 @@
 //! | file | subject |
 //! |---|---|
 //! | `mod` | the client, its credits and options |
+//! | `reconnect` | the connection to the server: sessions, one after the other |
 //! | `call` | the future of a call |
-//! | `slots` | where answers go, and who receives them |
-//! | `receive` | receiving answers, and the reader task |
 //! | `session` | an endpoint that is connected to one incarnation of the server |
-//! | `reconnect` | sessions after the first |
+//! | `calls` | the calls in flight of a session |
+//! | `slots` | where answers go |
+//! | `receiver_turn` | which task receives |
+//! | `receive` | receiving answers, and the reader task |
 
 mod call;
+mod calls;
 mod receive;
+mod receiver_turn;
 mod reconnect;
 mod session;
 mod slots;
@@ -18,7 +22,8 @@ mod slots;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -32,10 +37,10 @@ pub use call::ResponseFuture;
 pub use reconnect::ReconnectPolicy;
 
 use super::{Code, DEFAULT_MAX_BODY_LEN, LentBuf, Request, Response, Status};
-use reconnect::{Link, SessionConfig};
+use reconnect::{Connection, DropEnded, SessionConfig};
 use session::{Session, default_bind_address};
 
-/// The default number of calls under way of a client.
+/// The default number of calls in flight of a client.
 const DEFAULT_CREDITS: usize = 256;
 
 /// A client of a native [`Server`](super::Server). Cheap to clone; clones share the connection and
@@ -45,7 +50,7 @@ const DEFAULT_CREDITS: usize = 256;
 /// server has left. The answer of a call that was dropped, or whose time was over, is discarded
 /// when it comes; until then it keeps the credit. Without a credit calls wait.
 ///
-/// When the server dies or closes its endpoint, the calls under way fail with
+/// When the server dies or closes its endpoint, the calls in flight fail with
 /// [`Code::Unavailable`](super::Code::Unavailable). Later calls wait until a server has the name
 /// again, within their time: see [`ReconnectPolicy`].
 ///
@@ -64,25 +69,53 @@ const DEFAULT_CREDITS: usize = 256;
 /// # Ok(()) }
 /// ```
 ///
-/// As a service of tower, [`poll_ready`](Service::poll_ready) waits for a credit, and
-/// [`call`](Service::call) uses it. A clone is not ready: it has no credit before its own
-/// `poll_ready`. A client that is ready and dropped returns its credit.
+/// As a service of tower, [`poll_ready`](Service::poll_ready) waits for a credit, and the next call
+/// uses it. A clone is not ready: it has no credit before its own `poll_ready`. A client that is
+/// ready and dropped returns its credit.
+///
+/// # Runtime
+/// A connection has tasks on the Tokio runtime that connected: that of
+/// [`connect`](ClientBuilder::connect), or of the first call that found no connection. Several
+/// calls at a time get their answers while that runtime runs. When it ends, the connection does,
+/// and the next call connects on its own runtime.
 pub struct Client {
     shared: Arc<ClientShared>,
-    credit: Credit,
+    reserved: ReservedCredit,
+    /// Waits for the credit that `poll_ready` reserves.
+    #[allow(clippy::type_complexity)]
+    waiting: Option<Pin<Box<dyn Future<Output = Option<OwnedSemaphorePermit>> + Send + Sync>>>,
 }
 
-/// The credit that `poll_ready` reserves.
-enum Credit {
-    None,
-    Waiting(Pin<Box<dyn Future<Output = Option<OwnedSemaphorePermit>> + Send + Sync>>),
-    Reserved(OwnedSemaphorePermit),
+/// The credit that `poll_ready` has reserved.
+#[derive(Default)]
+struct ReservedCredit {
+    credit: Mutex<Option<OwnedSemaphorePermit>>,
+    /// Whether `credit` may be there: calls that reserve nothing do not lock.
+    is_reserved: AtomicBool,
+}
+
+impl ReservedCredit {
+    fn set(&mut self, reserved: OwnedSemaphorePermit) {
+        *self.is_reserved.get_mut() = true;
+        let credit = self.credit.get_mut();
+        *credit.unwrap_or_else(PoisonError::into_inner) = Some(reserved);
+    }
+
+    fn take(&self) -> Option<OwnedSemaphorePermit> {
+        if !self.is_reserved.load(Ordering::Relaxed) {
+            return None;
+        }
+        let credit = self.credit.lock();
+        let credit = credit.unwrap_or_else(PoisonError::into_inner).take();
+        self.is_reserved.store(false, Ordering::Relaxed);
+        credit
+    }
 }
 
 /// What the clones of a client share.
 struct ClientShared {
     config: SessionConfig,
-    link: Link,
+    connection: Connection,
     credits: Arc<Semaphore>,
     default_timeout: Option<Duration>,
     max_body_len: usize,
@@ -92,7 +125,7 @@ struct ClientShared {
 impl ClientShared {
     /// Returns the current session, which may have ended.
     fn session(&self) -> Option<Arc<Session>> {
-        self.link.session()
+        self.connection.session()
     }
 }
 
@@ -122,7 +155,8 @@ impl Client {
         }
     }
 
-    /// Calls the server: waits for a credit, for a server if there is none, and for the answer.
+    /// Calls the server: waits for a credit, for a server if there is none, and for the answer. A
+    /// credit that [`poll_ready`](Service::poll_ready) has reserved is used.
     ///
     /// # Errors
     /// A [`Status`]: of the server, of the connection, or
@@ -132,9 +166,9 @@ impl Client {
     /// Dropping the future cancels the call: a request that was sent may have been executed, or the
     /// server drops its handler.
     pub async fn call(&self, mut request: Request) -> Result<Response, Status> {
-        let credit = match self.shared.credits.clone().try_acquire_owned() {
-            Ok(credit) => Some(credit),
-            Err(_) => {
+        let credit = match self.try_take_credit() {
+            Some(credit) => Some(credit),
+            None => {
                 let credit = self.shared.credits.clone().acquire_owned();
                 match request.begin(self.shared.default_timeout) {
                     None => credit.await.ok(),
@@ -148,11 +182,18 @@ impl Client {
         ResponseFuture::new(self.shared.clone(), request, credit).await
     }
 
+    /// Returns the reserved credit, or one that is free.
+    fn try_take_credit(&self) -> Option<OwnedSemaphorePermit> {
+        let reserved = self.reserved.take();
+        reserved.or_else(|| self.shared.credits.clone().try_acquire_owned().ok())
+    }
+
     /// Allocates memory of `len` bytes for the body of a request, zeroed or as an earlier request
     /// left it. Over `shm` the server reads it in place; over `tcp` the bytes are copied.
     ///
     /// Waits for a server if there is none, and while the client has lent as much as
-    /// [`loan_limit`](BindOptions::loan_limit) allows. The memory belongs to the connection: the
+    /// [`loan_limit`](BindOptions::loan_limit) allows: without a time limit, also if the client has
+    /// a default timeout. The memory belongs to the connection: the
     /// bytes are copied if they are sent over a later one.
     ///
     /// # Errors
@@ -175,7 +216,7 @@ impl Client {
         (!session.has_ended()).then(|| session.stats())
     }
 
-    /// Returns how many more calls can be under way now.
+    /// Returns how many more calls can be in flight now.
     #[must_use]
     pub fn available_credits(&self) -> usize {
         self.shared.credits.available_permits()
@@ -187,7 +228,8 @@ impl Clone for Client {
     fn clone(&self) -> Self {
         Self {
             shared: self.shared.clone(),
-            credit: Credit::None,
+            reserved: ReservedCredit::default(),
+            waiting: None,
         }
     }
 }
@@ -197,55 +239,43 @@ impl Service<Request> for Client {
     type Error = Status;
     type Future = ResponseFuture;
 
-    /// Waits for a credit, and reserves it.
+    /// Waits for a credit, and reserves it. The wait has no time limit of its own: the time of a
+    /// call begins with the call.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
-        loop {
-            let credits = &self.shared.credits;
-            self.credit = match &mut self.credit {
-                Credit::Reserved(_) => return Poll::Ready(Ok(())),
-                Credit::None => match credits.clone().try_acquire_owned() {
-                    Ok(credit) => Credit::Reserved(credit),
-                    Err(_) => {
-                        let credits = credits.clone();
-                        Credit::Waiting(Box::pin(async move { credits.acquire_owned().await.ok() }))
-                    }
-                },
-                Credit::Waiting(waiting) => match ready!(waiting.as_mut().poll(cx)) {
-                    Some(credit) => Credit::Reserved(credit),
-                    None => {
-                        return Poll::Ready(Err(Status::not_started(
-                            Code::Unavailable,
-                            "the client is closed",
-                        )));
-                    }
-                },
-            };
+        if *self.reserved.is_reserved.get_mut() {
+            return Poll::Ready(Ok(()));
         }
+        let credit = match &mut self.waiting {
+            Some(waiting) => ready!(waiting.as_mut().poll(cx)),
+            None => match self.shared.credits.clone().try_acquire_owned() {
+                Ok(credit) => Some(credit),
+                Err(_) => {
+                    let credits = self.shared.credits.clone();
+                    let waiting = async move { credits.acquire_owned().await.ok() };
+                    let waiting = self.waiting.insert(Box::pin(waiting));
+                    ready!(waiting.as_mut().poll(cx))
+                }
+            },
+        };
+        self.waiting = None;
+        let closed = || Status::not_started(Code::Unavailable, "the client is closed");
+        self.reserved.set(credit.ok_or_else(closed)?);
+        Poll::Ready(Ok(()))
     }
 
     /// Calls the server with the reserved credit. Without one, the call fails with
     /// [`Code::ResourceExhausted`](super::Code::ResourceExhausted) if no credit is free.
     fn call(&mut self, request: Request) -> ResponseFuture {
-        let credit = match std::mem::replace(&mut self.credit, Credit::None) {
-            Credit::Reserved(credit) => Some(credit),
-            Credit::None | Credit::Waiting(_) => {
-                self.shared.credits.clone().try_acquire_owned().ok()
-            }
-        };
+        let credit = self.try_take_credit();
         ResponseFuture::new(self.shared.clone(), request, credit)
     }
 }
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let credit = match self.credit {
-            Credit::None => "none",
-            Credit::Waiting(_) => "waiting",
-            Credit::Reserved(_) => "reserved",
-        };
         f.debug_struct("Client")
             .field("server", &self.shared.config.server)
-            .field("credit", &format_args!("{credit}"))
+            .field("is_ready", &self.reserved.is_reserved)
             .field("available_credits", &self.available_credits())
             .finish_non_exhaustive()
     }
@@ -265,7 +295,7 @@ pub struct ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// Sets the number of calls under way; 256 by default, at least 1, at most 2^20.
+    /// Sets the number of calls in flight; 256 by default, at least 1, at most 2^20.
     pub fn max_in_flight(mut self, calls: usize) -> Self {
         self.credits = calls.clamp(1, slots::MAX_SLOTS);
         self
@@ -318,10 +348,12 @@ impl ClientBuilder {
     /// # Cancel safety
     /// Dropping the future gives up the attempt.
     pub async fn connect(self) -> fabric_async::Result<Client> {
-        let mut client = self.connect_lazy();
-        let shared = Arc::get_mut(&mut client.shared).expect("the client was not cloned");
-        let session = shared.config.open().await?;
-        shared.link = Link::new(Some(session), &shared.config.policy);
+        let client = self.connect_lazy();
+        let shared = &client.shared;
+        let on_end = DropEnded(Arc::downgrade(shared));
+        shared
+            .connection
+            .set_session(shared.config.open(on_end).await?);
         Ok(client)
     }
 
@@ -344,7 +376,7 @@ impl ClientBuilder {
             policy: self.policy,
         };
         let shared = ClientShared {
-            link: Link::new(None, &config.policy),
+            connection: Connection::new(&config.policy),
             config,
             credits: Arc::new(Semaphore::new(self.credits)),
             default_timeout: self.default_timeout,
@@ -353,7 +385,8 @@ impl ClientBuilder {
         };
         Client {
             shared: Arc::new(shared),
-            credit: Credit::None,
+            reserved: ReservedCredit::default(),
+            waiting: None,
         }
     }
 }

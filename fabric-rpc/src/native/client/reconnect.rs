@@ -83,26 +83,29 @@ pub(super) struct SessionConfig {
     pub(super) policy: ReconnectPolicy,
 }
 
+/// The error number of a connection attempt that the server does not answer.
+const ETIMEDOUT: i32 = 110;
+
 impl SessionConfig {
-    /// Connects to the server once.
-    pub(super) async fn open(&self) -> Result<Arc<Session>, Error> {
-        let options = self.options.clone();
-        let open = Session::open(options, &self.bind_to, &self.server, self.max_body_len);
+    /// Connects to the server once. Drops `on_end` when the session has ended.
+    pub(super) async fn open(&self, on_end: DropEnded) -> Result<Arc<Session>, Error> {
+        let (options, limit) = (self.options.clone(), self.max_body_len);
+        let open = Session::open(options, &self.bind_to, &self.server, limit, on_end);
         match tokio::time::timeout(self.policy.attempt_timeout, open).await {
             Ok(opened) => opened,
-            Err(_) => Err(Error::os("connect to the server", 110)), // ETIMEDOUT
+            Err(_) => Err(Error::os("connect to the server", ETIMEDOUT)),
         }
     }
 }
 
 /// The current session of a client.
-pub(super) struct Link {
-    state: Mutex<LinkState>,
+pub(super) struct Connection {
+    state: Mutex<ConnectionState>,
     /// The number of results: of sessions, and of failures that no further attempt can mend.
     results: watch::Sender<u64>,
 }
 
-struct LinkState {
+struct ConnectionState {
     session: Option<Arc<Session>>,
     /// Whether a task makes attempts.
     is_connecting: bool,
@@ -116,11 +119,11 @@ struct LinkState {
     failure: Option<(u64, Status)>,
 }
 
-impl Link {
-    pub(super) fn new(session: Option<Arc<Session>>, policy: &ReconnectPolicy) -> Self {
+impl Connection {
+    pub(super) fn new(policy: &ReconnectPolicy) -> Self {
         Self {
-            state: Mutex::new(LinkState {
-                session,
+            state: Mutex::new(ConnectionState {
+                session: None,
                 is_connecting: false,
                 waiting: 0,
                 pause: policy.initial,
@@ -131,7 +134,7 @@ impl Link {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, LinkState> {
+    fn lock(&self) -> MutexGuard<'_, ConnectionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -139,38 +142,64 @@ impl Link {
     pub(super) fn session(&self) -> Option<Arc<Session>> {
         self.lock().session.clone()
     }
+
+    /// Sets the first session.
+    pub(super) fn set_session(&self, session: Arc<Session>) {
+        self.lock().session = Some(session);
+    }
+}
+
+impl ConnectionState {
+    /// Returns the session if it has ended, to be dropped without the lock.
+    fn take_ended(&mut self, policy: &ReconnectPolicy) -> Option<Arc<Session>> {
+        let session = self.session.take_if(|session| session.has_ended())?;
+        if session.has_served() {
+            self.pause = policy.initial;
+            self.next_attempt = None;
+        }
+        Some(session)
+    }
+}
+
+/// Drops a session that has ended, and its endpoint, also if no call follows. Must be dropped
+/// without the lock of the connection.
+pub(super) struct DropEnded(pub(super) Weak<ClientShared>);
+
+impl Drop for DropEnded {
+    fn drop(&mut self) {
+        if let Some(client) = self.0.upgrade() {
+            let ended = (client.connection.lock()).take_ended(&client.config.policy);
+            drop(ended);
+        }
+    }
 }
 
 impl ClientShared {
     /// Waits for a session with the server. While calls wait, a task makes attempts to connect.
     pub(super) async fn wait_for_session(self: &Arc<Self>) -> Result<Arc<Session>, Status> {
         /// Counts a waiting call.
-        struct Waiting<'a>(&'a Link);
+        struct Waiting<'a>(&'a Connection);
         impl Drop for Waiting<'_> {
             fn drop(&mut self) {
                 self.0.lock().waiting -= 1;
             }
         }
-        let link = &self.link;
-        let mut results = link.results.subscribe();
+        let connection = &self.connection;
+        let mut results = connection.results.subscribe();
         let seen = *results.borrow_and_update();
-        link.lock().waiting += 1;
-        let _waiting = Waiting(link);
+        connection.lock().waiting += 1;
+        let _waiting = Waiting(connection);
         loop {
             {
-                let mut state = link.lock();
+                let mut state = connection.lock();
                 if let Some((number, failure)) = &state.failure
                     && *number > seen
                 {
                     return Err(failure.clone());
                 }
-                if let Some(session) = state.session.take_if(|session| session.has_ended()) {
-                    if session.has_served() {
-                        state.pause = self.config.policy.initial;
-                        state.next_attempt = None;
-                    }
+                if let Some(ended) = state.take_ended(&self.config.policy) {
                     drop(state);
-                    drop(session);
+                    drop(ended);
                     continue;
                 }
                 if let Some(session) = &state.session {
@@ -189,14 +218,14 @@ impl ClientShared {
 }
 
 /// Lets calls that wait start another task to connect, also if this one panics, or its runtime ends
-/// or does not exist. Must be dropped without the lock of the link.
+/// or does not exist. Must be dropped without the lock of the connection.
 struct EndOnDrop(Weak<ClientShared>);
 
 impl Drop for EndOnDrop {
     fn drop(&mut self) {
         if let Some(client) = self.0.upgrade() {
-            client.link.lock().is_connecting = false;
-            client.link.results.send_modify(|count| *count += 1);
+            client.connection.lock().is_connecting = false;
+            client.connection.results.send_modify(|count| *count += 1);
         }
     }
 }
@@ -206,20 +235,23 @@ async fn connect(end_on_drop: EndOnDrop) {
     let client = &end_on_drop.0;
     loop {
         let Some((config, next_attempt)) = client.upgrade().and_then(|client| {
-            let state = client.link.lock();
+            let state = client.connection.lock();
             (state.waiting > 0).then(|| (client.config.clone(), state.next_attempt))
         }) else {
             return;
         };
-        if let Some(next_attempt) = next_attempt {
+        if let Some(next_attempt) = next_attempt
+            && Instant::now() < next_attempt
+        {
             tokio::time::sleep_until(next_attempt).await;
+            continue;
         }
-        let opened = config.open().await;
+        let opened = config.open(DropEnded(client.clone())).await;
         let Some(client) = client.upgrade() else {
             return;
         };
-        let number = *client.link.results.borrow() + 1;
-        let mut state = client.link.lock();
+        let number = *client.connection.results.borrow() + 1;
+        let mut state = client.connection.lock();
         let pause = config.policy.with_jitter(state.pause, fastrand::f64());
         state.next_attempt = Instant::now().checked_add(pause);
         state.pause = config.policy.next(state.pause);

@@ -6,36 +6,56 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
 use fabric_async::stats::EndpointStats;
-use fabric_async::{BindOptions, Endpoint, Error, FiAddr, Scheme};
-use tokio::sync::OwnedSemaphorePermit;
+use fabric_async::{BindOptions, Endpoint, Error, FiAddr, Permit, Scheme};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::{AbortHandle, coop};
+use tokio::time::Instant;
 
 use super::super::body::TRAILER_LEN;
 use super::super::wire::{
-    IncomingMessage, MAX_PREFIX_LEN, MessageKind, OutgoingMessage, OutgoingPayload,
+    IncomingMessage, MAX_PREFIX_LEN, MessageKind, OutgoingMessage, request_data,
 };
-use super::super::{Response, Status};
-use super::receive::{Answer, AnswerReceiver, Reader, Received, server_left};
-use super::slots::{CallTurn, OpenedSlot, SlotTable};
+use super::super::{Code, Response, Status};
+use super::calls::{CallTurn, Calls, OpenedCall};
+use super::receive::{Answer, AnswerReceiver, Reader, Received};
 
-/// A connection to the server, with the slots of its calls.
+/// A connection to the server, with its calls in flight.
 pub(super) struct Session {
     ep: Endpoint,
     server: FiAddr,
-    slots: Arc<SlotTable>,
-    reader: AbortHandle,
+    calls: Arc<Calls>,
+    /// The ids of calls that were dropped while there was no transmit credit to tell the server.
+    unsent_cancels: mpsc::UnboundedSender<u64>,
+    tasks: [AbortHandle; 2],
     max_body_len: usize,
 }
 
+/// A request that is ready to be sent.
+pub(super) struct EncodedRequest {
+    pub(super) method: u32,
+    pub(super) message: OutgoingMessage,
+    pub(super) deadline: Option<Instant>,
+    /// The credit of the call.
+    pub(super) credit: OwnedSemaphorePermit,
+}
+
+/// A request that was not sent.
+pub(super) enum Unsent {
+    /// It can be sent later: there is no transmit credit, or the session has ended.
+    Later(EncodedRequest),
+    Refused(Status),
+}
+
 impl Session {
-    /// Opens an endpoint and connects it to the server.
+    /// Opens an endpoint and connects it to the server. Drops `on_end` when the session has ended,
+    /// or with the session.
     pub(super) async fn open(
         options: BindOptions,
         bind_to: &str,
         server: &str,
         max_body_len: usize,
+        on_end: impl Send + 'static,
     ) -> Result<Arc<Self>, Error> {
         let limit = max_body_len
             .saturating_add(4 + MAX_PREFIX_LEN)
@@ -44,26 +64,32 @@ impl Session {
         let events = ep.take_events().ok_or(Error::Canceled)?;
         let server = ep.add_peer(server).await?;
         let names = (server, ep.address_vector().lookup(server)?);
-        let slots = Arc::<SlotTable>::default();
-        let receiver = AnswerReceiver::new(ep.clone(), names, events, slots.clone());
-        slots.set_receiver(Box::new(receiver));
-        let reader = tokio::spawn(Reader::new(slots.clone()));
+        let receiver = AnswerReceiver::new(ep.clone(), names, events);
+        let calls = Arc::new(Calls::new(receiver));
+        let reader = Reader::new(calls.clone());
+        let reader = tokio::spawn(async move {
+            reader.await;
+            drop(on_end);
+        });
+        let (unsent_cancels, unsent) = mpsc::unbounded_channel();
+        let canceling = tokio::spawn(send_cancels(ep.clone(), server, calls.clone(), unsent));
         Ok(Arc::new(Self {
             ep,
             server,
-            slots,
-            reader: reader.abort_handle(),
+            calls,
+            unsent_cancels,
+            tasks: [reader.abort_handle(), canceling.abort_handle()],
             max_body_len,
         }))
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.slots.has_ended()
+        self.calls.has_ended()
     }
 
     /// Returns whether the server has answered a call.
     pub(super) fn has_served(&self) -> bool {
-        self.slots.has_served()
+        self.calls.has_served()
     }
 
     pub(super) fn stats(&self) -> EndpointStats {
@@ -74,49 +100,123 @@ impl Session {
         &self.ep
     }
 
-    /// Takes a slot for a call, in a poll of its task. The same poll goes on with
-    /// [`PendingCall::start`] and [`PendingCall::poll`].
+    /// Waits for a transmit credit of the endpoint. `None` if the session has ended.
     ///
     /// # Errors
-    /// The credit, if the session has ended.
-    pub(super) fn open_call(
-        self: Arc<Self>,
-        credit: OwnedSemaphorePermit,
-        cx: &mut Context<'_>,
-    ) -> Result<PendingCall, Option<OwnedSemaphorePermit>> {
-        let slot = self.slots.open(credit, cx).map_err(Some)?;
-        let OpenedSlot {
-            id,
-            is_waiting,
-            idle,
-        } = slot;
-        // No task has read the events of an idle session.
-        if let Some(mut receiver) = idle {
-            receiver.check_idle(cx);
-            self.slots.give_back_idle(receiver);
-            if self.slots.has_ended() {
-                return Err(self.slots.close_unsent(id));
+    /// The status of the call that waits.
+    pub(super) async fn reserve(&self) -> Result<Option<Permit>, Status> {
+        match self.ep.reserve(self.server).await {
+            Ok(permit) => Ok(Some(permit)),
+            Err(error) if error.is_peer_unavailable() => {
+                self.end(&error);
+                Ok(None)
             }
+            Err(error) => Err(Status::from_refused_send("request", &error)),
         }
-        Ok(PendingCall {
-            session: self,
-            id,
-            has_slot: true,
-            is_waiting,
-        })
     }
 
-    /// Ends the session; calls under way fail.
-    pub(super) fn end(&self, reason: &Error) {
-        self.slots.end(&server_left(reason));
+    /// Starts a call, in a poll of its task: sends the request, with this transmit credit if one
+    /// was reserved. The same poll goes on with [`PendingCall::poll`].
+    pub(super) fn start_call(
+        self: Arc<Self>,
+        request: EncodedRequest,
+        permit: Option<Permit>,
+        cx: &mut Context<'_>,
+    ) -> Result<PendingCall, Unsent> {
+        let EncodedRequest {
+            method,
+            message,
+            deadline,
+            credit,
+        } = request;
+        let later = |message, credit: Option<OwnedSemaphorePermit>| match credit {
+            Some(credit) => Unsent::Later(EncodedRequest {
+                method,
+                message,
+                deadline,
+                credit,
+            }),
+            None => Unsent::Refused(Status::new(Code::Internal, "the call has lost its credit")),
+        };
+        let (id, is_waiting, left) = match self.calls.open(credit, cx) {
+            Ok(OpenedCall {
+                id,
+                is_waiting,
+                idle,
+            }) => {
+                // No task has read the events of an idle session.
+                let left = idle.and_then(|mut receiver| {
+                    let left = receiver.check_idle();
+                    self.calls.put_idle(receiver);
+                    left
+                });
+                (id, is_waiting, left)
+            }
+            Err(credit) => return Err(later(message, Some(credit))),
+        };
+        if let Some(reason) = left {
+            let credit = self.calls.close_unsent(id);
+            self.end(&reason);
+            return Err(later(message, credit));
+        }
+        let (kind, data) = ((MessageKind::Request, id), request_data(method, deadline));
+        let sent = match permit {
+            Some(permit) => message.start_reserved(&self.ep, permit, kind, data),
+            None => message.start(&self.ep, self.server, kind, data),
+        };
+        let Err((error, message)) = sent else {
+            return Ok(PendingCall {
+                session: self,
+                id,
+                has_slot: true,
+                is_waiting,
+            });
+        };
+        let credit = self.calls.close_unsent(id);
+        if error.is_peer_unavailable() {
+            self.end(&error);
+        } else if !matches!(error, Error::WouldBlock(_)) {
+            return Err(Unsent::Refused(Status::from_refused_send(
+                "request", &error,
+            )));
+        }
+        Err(later(message, credit))
+    }
+
+    /// Ends the session; calls in flight fail.
+    fn end(&self, reason: &Error) {
+        self.calls.end(&server_left(reason));
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.reader.abort();
-        // The receiver refers to the slots, which have it.
-        drop(self.slots.take_receiver());
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// Returns the status of the calls in flight when the server has left.
+pub(super) fn server_left(reason: &Error) -> Status {
+    let message = format!("the server left during the call: {reason}");
+    Status::new(Code::Unavailable, message)
+}
+
+/// Tells the server of calls that were dropped while there was no transmit credit.
+async fn send_cancels(
+    ep: Endpoint,
+    server: FiAddr,
+    calls: Arc<Calls>,
+    mut unsent: mpsc::UnboundedReceiver<u64>,
+) {
+    while let Some(id) = unsent.recv().await {
+        // Fails when the session ends.
+        let Ok(permit) = ep.reserve(server).await else {
+            return;
+        };
+        if calls.is_abandoned(id) {
+            let cancel = OutgoingMessage::empty();
+            let _ = cancel.start_reserved(&ep, permit, (MessageKind::Cancel, id), 0);
+        }
     }
 }
 
@@ -131,57 +231,23 @@ pub(super) struct PendingCall {
 }
 
 impl PendingCall {
-    /// Starts the send of the request.
-    ///
-    /// # Errors
-    /// The reason, the request, and the credit.
-    pub(super) fn start(
-        self,
-        request: OutgoingMessage,
-        data: u64,
-    ) -> Result<Self, (Error, OutgoingMessage, Option<OwnedSemaphorePermit>)> {
-        let kind = (MessageKind::Request, self.id);
-        match request.start(&self.session.ep, self.session.server, kind, data) {
-            Ok(()) => Ok(self),
-            Err((error, request)) => {
-                let credit = self.close_unsent(&error);
-                Err((error, request, credit))
-            }
-        }
-    }
-
-    /// Frees the slot of a request that was not sent. Returns the credit.
-    fn close_unsent(mut self, error: &Error) -> Option<OwnedSemaphorePermit> {
-        self.has_slot = false;
-        let credit = self.session.slots.close_unsent(self.id);
-        if error.is_peer_unavailable() {
-            self.session.end(error);
-        }
-        credit
-    }
-
-    /// Waits for a transmit credit of the endpoint.
-    pub(super) async fn wait_for_transmit_credit(session: &Session) {
-        // An error is reported by the next send.
-        let _ = session.ep.reserve(session.server).await;
-    }
-
     /// Waits for the answer.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Response, Status>> {
         if std::mem::take(&mut self.is_waiting) {
             return Poll::Pending;
         }
         let budget = ready!(coop::poll_proceed(cx));
-        let slots = &self.session.slots;
-        let answer = match slots.poll_call(self.id, cx) {
+        let calls = &self.session.calls;
+        let answer = match calls.poll_call(self.id, cx) {
             CallTurn::Answered(answer) => answer,
             CallTurn::Wait => return Poll::Pending,
             CallTurn::Receive(mut receiver) => {
                 let received = receiver.poll(cx);
-                match slots.give_back(self.id, receiver, cx) {
+                let is_registered = matches!(received, Received::Nothing);
+                match calls.put_received(self.id, receiver, received, cx) {
                     Some(answer) => answer,
                     None => {
-                        if received != Received::Nothing {
+                        if !is_registered {
                             cx.waker().wake_by_ref();
                         }
                         return Poll::Pending;
@@ -214,17 +280,17 @@ impl PendingCall {
 impl Drop for PendingCall {
     fn drop(&mut self) {
         let Session {
-            slots, ep, server, ..
+            calls, ep, server, ..
         } = &*self.session;
-        if !self.has_slot || !slots.abandon(self.id) {
+        if !self.has_slot || !calls.abandon(self.id) {
             return;
         }
-        let cancel = OutgoingMessage {
-            flags: 0,
-            payload: OutgoingPayload::Bytes(Bytes::new()),
-        };
-        // If it cannot be sent now, the server goes on, and its answer is discarded.
-        let _ = cancel.start(ep, *server, (MessageKind::Cancel, self.id), 0);
+        let cancel = OutgoingMessage::empty();
+        let sent = cancel.start(ep, *server, (MessageKind::Cancel, self.id), 0);
+        if let Err((Error::WouldBlock(_), _)) = sent {
+            // Fails only after the end of the runtime, and of the session.
+            let _ = self.session.unsent_cancels.send(self.id);
+        }
     }
 }
 

@@ -4,7 +4,9 @@
 //! |---|---|
 //! | `mod` | the server and its options |
 //! | `serve` | the receive loop: requests, cancellations, events, shutdown |
-//! | `requests` | the requests under way: limits, cancellation, one answer for each |
+//! | `requests` | the requests in flight: limits and cancellation |
+//! | `requests/answers` | one answer for each request |
+//! | `requests/usage` | what requests use |
 
 mod requests;
 mod serve;
@@ -34,10 +36,11 @@ use super::{DEFAULT_MAX_BODY_LEN, Lender, Request, Response, Status};
 ///   over, and when the future of `serve` is dropped.
 /// * Requests beyond a limit are answered with
 ///   [`Code::ResourceExhausted`](super::Code::ResourceExhausted), without starting a handler.
-/// * A client that sends other messages than those of calls is disconnected when they fill its
-///   share of the endpoint's budget. A client that does not take its answers is disconnected when
-///   more of them wait than three times its limit of requests, or more than 1,024 refusals, or when
-///   one has waited for [`answer_timeout`](ServerBuilder::answer_timeout).
+/// * A client that sends untagged messages, which are of no call, is disconnected when they fill
+///   its share of the endpoint's budget.
+/// * A client that does not take its answers is disconnected when more of them wait than three
+///   times its limit of requests, or more than 1,024 refusals (16,384 of all clients), or when one
+///   has waited for [`answer_timeout`](ServerBuilder::answer_timeout).
 ///
 /// See [`Client`](super::Client) for an example.
 #[derive(Debug)]
@@ -114,7 +117,7 @@ impl Server {
     }
 
     /// Serves until `signal` resolves, then shuts down: later requests are answered with
-    /// [`Code::Unavailable`](super::Code::Unavailable), safe to retry; those under way go on until
+    /// [`Code::Unavailable`](super::Code::Unavailable), safe to retry; those in flight go on until
     /// their handlers are ready and their clients have the answers, or have not taken them within
     /// [`answer_timeout`](ServerBuilder::answer_timeout); then the endpoint is closed. To bound the
     /// time of the handlers, drop the future.
@@ -155,7 +158,9 @@ impl Server {
 /// The limits of requests hold for those whose handlers run, and answers that wait for their
 /// clients may be twice as many. So a client that does not take the answers of handlers to small
 /// requests may have three times `max_in_flight_per_client` of `max_body_len` each, until
-/// `answer_timeout` has passed.
+/// `answer_timeout` has passed. What all clients make a server hold is at most
+/// `max_bytes_in_flight` of requests, twice as much of answers, and the results of handlers that
+/// end then: choose `max_in_flight` and `max_body_len` so that their product fits into memory too.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ServerBuilder {
@@ -164,13 +169,13 @@ pub struct ServerBuilder {
 }
 
 impl ServerBuilder {
-    /// Sets the number of requests under way of all clients; 4096 by default.
+    /// Sets the number of requests in flight of all clients; 4096 by default.
     pub fn max_in_flight(mut self, requests: usize) -> Self {
         self.limits.total = requests;
         self
     }
 
-    /// Sets the number of requests under way of each client; 256 by default, as the credits of a
+    /// Sets the number of requests in flight of each client; 256 by default, as the credits of a
     /// client.
     pub fn max_in_flight_per_client(mut self, requests: usize) -> Self {
         self.limits.per_client = requests;

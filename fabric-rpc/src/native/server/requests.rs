@@ -1,34 +1,31 @@
-//! The requests under way: limits, cancellation, and one answer for each.
+//! The requests in flight: limits, cancellation, and one answer for each.
 //!
 //! A request whose handler is ready at its first poll, and whose answer is sent at once, is never
 //! in the table. A handler that runs is in the table by its client and id. An answer that waits for
-//! its client is counted, and sent by a task of its own, which no cancellation ends.
+//! its client is counted.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use fabric_async::{Endpoint, Error, FiAddr};
-use tokio::runtime::Handle;
+use fabric_async::{Endpoint, FiAddr};
 use tokio::task::AbortHandle;
-use tokio::time::timeout;
+use tracing::Span;
 
-use super::super::wire::{MessageKind, OutgoingMessage};
 use super::super::{Code, Response, Status};
 use super::Limits;
 
-/// The longest answer that is left to the fabric while it waits for its client. The fabric keeps as
-/// many as one peer's share of the transmit credits.
-const MAX_UNCOUNTED_LEN: usize = 8 << 10;
+mod answers;
+mod usage;
 
-/// The number of refusals that wait for a client. With one more the client is disconnected.
-const MAX_WAITING_REFUSALS: usize = 1024;
+use usage::{Exceeded, RequestUsage, Usage};
 
-/// The requests under way of a server.
+/// The requests in flight of a server.
 #[derive(Debug)]
 pub(super) struct RequestTable {
     pub(super) ep: Endpoint,
+    pub(super) span: Span,
     limits: Limits,
     state: Mutex<TableState>,
 }
@@ -36,86 +33,24 @@ pub(super) struct RequestTable {
 #[derive(Debug, Default)]
 struct TableState {
     clients: HashMap<FiAddr, ClientRequests>,
-    held: HeldRequests,
-    /// Of the receive loop, which waits until no request is under way.
+    usage: RequestUsage,
+    /// Of the receive loop, which waits until no request is in flight.
     drained: Option<Waker>,
 }
 
 /// The part of a client in [`TableState`].
 #[derive(Debug, Default)]
 struct ClientRequests {
-    running: HashMap<u64, RunningRequest>,
-    held: HeldRequests,
-    /// The number of refusals that wait. They are short, so those of a client do not count among
-    /// the requests of all.
-    refusals: usize,
-}
-
-/// What requests use, of a client or of all.
-#[derive(Clone, Copy, Debug, Default)]
-struct HeldRequests {
-    /// Of requests whose handlers run.
-    running: Held,
-    /// Of answers that wait. The client may have the answer already: the fabric reports it later.
-    waiting: Held,
-}
-
-/// A number of requests or answers, and their bytes that are in memory of this process.
-#[derive(Clone, Copy, Debug, Default)]
-struct Held {
-    count: usize,
-    bytes: usize,
-}
-
-impl Held {
-    fn add(&mut self, bytes: usize) {
-        self.count += 1;
-        self.bytes += bytes;
-    }
-
-    fn remove(&mut self, bytes: usize) {
-        self.count -= 1;
-        self.bytes -= bytes;
-    }
-}
-
-/// A limit that a request exceeds.
-enum Exceeded {
-    Count,
-    Bytes,
-}
-
-impl HeldRequests {
-    fn is_empty(&self) -> bool {
-        self.running.count + self.waiting.count == 0
-    }
-
-    /// Checks the room for the handler of a request of `bytes` bytes. Answers that wait may use
-    /// twice as much as the limit. A single request may exceed the limit of bytes.
-    fn check_room(&self, limit: Held, bytes: usize) -> Result<(), Exceeded> {
-        let Self { running, waiting } = self;
-        if running.count >= limit.count || waiting.count >= limit.count.saturating_mul(2) {
-            return Err(Exceeded::Count);
-        }
-        let is_full = running.bytes > 0 && bytes > limit.bytes.saturating_sub(running.bytes);
-        if is_full || waiting.bytes > limit.bytes.saturating_mul(2) {
-            return Err(Exceeded::Bytes);
-        }
-        Ok(())
-    }
-}
-
-/// A request whose handler runs.
-#[derive(Debug)]
-struct RunningRequest {
-    bytes: usize,
-    task: Option<AbortHandle>,
+    /// The tasks of the handlers that run, by the ids of their requests; `None` before the spawn.
+    running: HashMap<u64, Option<AbortHandle>>,
+    usage: RequestUsage,
 }
 
 impl RequestTable {
-    pub(super) fn new(ep: Endpoint, limits: Limits) -> Arc<Self> {
+    pub(super) fn new(ep: Endpoint, limits: Limits, span: Span) -> Arc<Self> {
         Arc::new(Self {
             ep,
+            span,
             limits,
             state: Mutex::default(),
         })
@@ -136,23 +71,23 @@ impl RequestTable {
         let none = ClientRequests::default();
         let of_client = state.clients.get(&client).unwrap_or(&none);
         if of_client.running.contains_key(&id) {
-            let message = "a request of this id is under way";
+            let message = "a request of this id is in flight";
             return Err(Status::new(Code::Malformed, message));
         }
-        let per_client = Held {
+        let per_client = Usage {
             count: limits.per_client,
             bytes: limits.bytes_per_client,
         };
-        let total = Held {
+        let total = Usage {
             count: limits.total,
             bytes: limits.bytes,
         };
-        let message = match of_client.held.check_room(per_client, bytes) {
-            Err(Exceeded::Count) => "too many requests of this client are under way",
-            Err(Exceeded::Bytes) => "too many bytes of requests of this client are under way",
-            Ok(()) => match state.held.check_room(total, bytes) {
-                Err(Exceeded::Count) => "too many requests are under way",
-                Err(Exceeded::Bytes) => "too many bytes of requests are under way",
+        let message = match of_client.usage.check_room(per_client, bytes) {
+            Err(Exceeded::Count) => "too many requests of this client are in flight",
+            Err(Exceeded::Bytes) => "too many bytes of requests of this client are in flight",
+            Ok(()) => match state.usage.check_room(total, bytes) {
+                Err(Exceeded::Count) => "too many requests are in flight",
+                Err(Exceeded::Bytes) => "too many bytes of requests are in flight",
                 Ok(()) => return Ok(()),
             },
         };
@@ -169,15 +104,15 @@ impl RequestTable {
     ) -> RunningGuard {
         let state = &mut *self.lock();
         let of_client = state.clients.entry(client).or_default();
-        let task = None;
-        let replaced = of_client.running.insert(id, RunningRequest { bytes, task });
+        let replaced = of_client.running.insert(id, None);
         debug_assert!(replaced.is_none(), "the caller has checked the id");
-        of_client.held.running.add(bytes);
-        state.held.running.add(bytes);
+        of_client.usage.running.add(bytes);
+        state.usage.running.add(bytes);
         RunningGuard {
             table: self.clone(),
             client,
             id,
+            bytes,
             is_answered: false,
         }
     }
@@ -186,8 +121,8 @@ impl RequestTable {
     pub(super) fn set_task(&self, client: FiAddr, id: u64, task: AbortHandle) {
         let mut state = self.lock();
         let of_client = state.clients.get_mut(&client);
-        if let Some(request) = of_client.and_then(|of_client| of_client.running.get_mut(&id)) {
-            request.task = Some(task);
+        if let Some(running) = of_client.and_then(|of_client| of_client.running.get_mut(&id)) {
+            *running = Some(task);
         }
     }
 
@@ -195,8 +130,8 @@ impl RequestTable {
     pub(super) fn cancel(&self, client: FiAddr, id: u64) {
         let mut state = self.lock();
         let of_client = state.clients.get_mut(&client);
-        let request = of_client.and_then(|of_client| of_client.running.get_mut(&id));
-        let task = request.and_then(|request| request.task.take());
+        let running = of_client.and_then(|of_client| of_client.running.get_mut(&id));
+        let task = running.and_then(Option::take);
         drop(state);
         if let Some(task) = task {
             task.abort();
@@ -211,158 +146,51 @@ impl RequestTable {
             .iter_mut()
             .filter(|(client, _)| select(**client));
         let running = selected.flat_map(|(_, of_client)| of_client.running.values_mut());
-        let tasks: Vec<_> = running.filter_map(|request| request.task.take()).collect();
+        let tasks: Vec<_> = running.filter_map(Option::take).collect();
         drop(state);
         tasks.iter().for_each(AbortHandle::abort);
     }
 
-    /// Waits until no request is under way.
+    /// Waits until no request is in flight.
     pub(super) fn poll_drained(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.lock();
-        if state.held.is_empty() {
+        if state.usage.is_drained() {
             return Poll::Ready(());
         }
         state.drained = Some(cx.waker().clone());
         Poll::Pending
     }
 
-    /// Ends the connection with a client.
-    pub(super) fn disconnect(&self, client: FiAddr) {
+    /// Ends the connection with a client that breaks the rules.
+    pub(super) fn disconnect(&self, client: FiAddr, reason: &str) {
+        tracing::debug!(target: "fabric_rpc::native", parent: &self.span, %client, reason,
+            "disconnecting a client");
         if let Ok(name) = self.ep.address_vector().lookup(client) {
             // Fails only if the endpoint is closed.
             let _ = self.ep.disconnect(&name);
         }
     }
 
-    /// Sends the answer of a request. An answer that has to wait for the client is sent by a task;
-    /// a client for which too many wait, or one waits for too long, is disconnected.
-    pub(super) fn answer(
-        self: &Arc<Self>,
-        client: FiAddr,
-        id: u64,
-        result: Result<Response, Status>,
-    ) {
-        if let Some((message, data)) = self.try_answer(client, id, result) {
-            let bytes = message.bytes_in_memory();
-            self.send_later(client, id, (message, data), Waiting::Answer { bytes });
-        }
-    }
-
-    /// Sends the status of a request for which no handler was started. Waits as
-    /// [`answer`](Self::answer) does, but a shutdown does not wait for it.
-    pub(super) fn refuse(self: &Arc<Self>, client: FiAddr, id: u64, status: Status) {
-        if let Some(answer) = self.try_answer(client, id, Err(status)) {
-            self.send_later(client, id, answer, Waiting::Refusal);
-        }
-    }
-
-    fn send_later(
-        self: &Arc<Self>,
-        client: FiAddr,
-        id: u64,
-        (message, data): (OutgoingMessage, u64),
-        kind: Waiting,
-    ) {
-        let (Some(waiting), Ok(runtime)) =
-            (self.insert_waiting(client, kind), Handle::try_current())
-        else {
-            return self.disconnect(client);
-        };
-        runtime.spawn(waiting.send(id, message, data));
-    }
-
-    /// Counts an answer that waits for its client. `None` if too many wait.
-    fn insert_waiting(self: &Arc<Self>, client: FiAddr, kind: Waiting) -> Option<WaitingAnswer> {
-        let state = &mut *self.lock();
-        let of_client = state.clients.entry(client).or_default();
-        match kind {
-            Waiting::Answer { bytes } => {
-                // More than handlers can have given.
-                if of_client.held.waiting.count >= self.limits.per_client.saturating_mul(3) {
-                    return None;
-                }
-                of_client.held.waiting.add(bytes);
-                state.held.waiting.add(bytes);
-            }
-            Waiting::Refusal => {
-                if of_client.refusals >= MAX_WAITING_REFUSALS {
-                    return None;
-                }
-                of_client.refusals += 1;
-            }
-        }
-        Some(WaitingAnswer {
-            table: self.clone(),
-            client,
-            kind,
-        })
-    }
-
-    /// Removes a request of a client: `remove` does so in what the client has, and then in what all
-    /// have.
-    fn remove(&self, client: FiAddr, remove: impl FnOnce(&mut ClientRequests, &mut HeldRequests)) {
+    /// Gives back what a request or an answer of a client has used: `release` does so for the
+    /// client and for all. `running` is the id of a request whose handler has ended.
+    fn release(&self, client: FiAddr, running: Option<u64>, release: impl Fn(&mut RequestUsage)) {
         let mut guard = self.lock();
         let state = &mut *guard;
         let Entry::Occupied(mut entry) = state.clients.entry(client) else {
             return;
         };
-        remove(entry.get_mut(), &mut state.held);
-        if entry.get().held.is_empty() && entry.get().refusals == 0 {
+        let of_client = entry.get_mut();
+        let ended = running.and_then(|id| of_client.running.remove(&id));
+        release(&mut of_client.usage);
+        release(&mut state.usage);
+        if of_client.usage.is_empty() {
             entry.remove();
         }
-        let drained = if state.held.is_empty() {
-            state.drained.take()
-        } else {
-            None
-        };
+        let drained = (state.drained).take_if(|_| state.usage.is_drained());
         drop(guard);
-        if let Some(waker) = drained {
-            waker.wake();
-        }
+        drop(ended);
+        drained.into_iter().for_each(Waker::wake);
     }
-
-    /// Starts the send of an answer. Returns the answer if it is long, or has to wait for a
-    /// transmit credit.
-    fn try_answer(
-        &self,
-        client: FiAddr,
-        id: u64,
-        result: Result<Response, Status>,
-    ) -> Option<(OutgoingMessage, u64)> {
-        let (mut message, mut data) = self.encode(result);
-        for _ in 0..2 {
-            if message.len() > MAX_UNCOUNTED_LEN {
-                return Some((message, data));
-            }
-            match message.start(&self.ep, client, (MessageKind::Response, id), data) {
-                Ok(()) => return None,
-                Err((Error::WouldBlock(_), message)) => return Some((message, data)),
-                // The client has left.
-                Err((error, _)) if error.is_peer_unavailable() => return None,
-                Err((error, _)) => {
-                    (message, data) = encode_status(&Status::from_refused_send("response", &error));
-                }
-            }
-        }
-        None
-    }
-
-    /// Encodes an answer.
-    fn encode(&self, result: Result<Response, Status>) -> (OutgoingMessage, u64) {
-        let encoded = result.and_then(|response| {
-            let Response { metadata, body } = response;
-            let (len, limit) = (body.len(), self.limits.max_body_len);
-            if len > limit {
-                return Err(Status::too_large("response", len, limit));
-            }
-            OutgoingMessage::new("", &metadata, body)
-        });
-        encoded.map_or_else(|status| encode_status(&status), |message| (message, 0))
-    }
-}
-
-fn encode_status(status: &Status) -> (OutgoingMessage, u64) {
-    (OutgoingMessage::status(status), status.to_wire())
 }
 
 /// A request whose handler runs. Answers the request if it is dropped before it was answered.
@@ -371,6 +199,8 @@ pub(super) struct RunningGuard {
     table: Arc<RequestTable>,
     client: FiAddr,
     id: u64,
+    /// The bytes of the request that are in memory of this process.
+    bytes: usize,
     is_answered: bool,
 }
 
@@ -393,62 +223,7 @@ impl Drop for RunningGuard {
             };
             self.table.answer(self.client, self.id, Err(status));
         }
-        self.table.remove(self.client, |of_client, held| {
-            if let Some(RunningRequest { bytes, .. }) = of_client.running.remove(&self.id) {
-                of_client.held.running.remove(bytes);
-                held.running.remove(bytes);
-            }
-        });
-    }
-}
-
-/// What waits for a client.
-#[derive(Clone, Copy, Debug)]
-enum Waiting {
-    /// An answer of a handler, with so many bytes in memory of this process.
-    Answer { bytes: usize },
-    /// The status of a request for which no handler was started.
-    Refusal,
-}
-
-/// An answer that waits for its client.
-#[derive(Debug)]
-struct WaitingAnswer {
-    table: Arc<RequestTable>,
-    client: FiAddr,
-    kind: Waiting,
-}
-
-impl WaitingAnswer {
-    /// Sends the answer. Disconnects a client that does not take it in time.
-    async fn send(self, id: u64, message: OutgoingMessage, data: u64) {
-        let (ep, kind) = (&self.table.ep, (MessageKind::Response, id));
-        let send = async {
-            if let Err((error, _)) = message.send(ep, self.client, kind, data).await
-                && !error.is_peer_unavailable()
-            {
-                let (message, data) = encode_status(&Status::from_refused_send("response", &error));
-                let _ = message.send(ep, self.client, kind, data).await;
-            }
-        };
-        if timeout(self.table.limits.answer_timeout, send)
-            .await
-            .is_err()
-        {
-            self.table.disconnect(self.client);
-        }
-    }
-}
-
-impl Drop for WaitingAnswer {
-    fn drop(&mut self) {
-        self.table
-            .remove(self.client, |of_client, held| match self.kind {
-                Waiting::Answer { bytes } => {
-                    of_client.held.waiting.remove(bytes);
-                    held.waiting.remove(bytes);
-                }
-                Waiting::Refusal => of_client.refusals -= 1,
-            });
+        let release = |usage: &mut RequestUsage| usage.running.remove(self.bytes);
+        self.table.release(self.client, Some(self.id), release);
     }
 }

@@ -12,9 +12,10 @@ use fabric_async::{Done, Error, EventKind, Failed, FiAddr, LoanedBuf, Transfer};
 use futures_core::Stream;
 use tokio::time::Instant;
 use tower_service::Service;
-use tracing::{Instrument, Span};
+use tracing::Instrument;
 
 use super::super::message::TimeLimit;
+use super::super::untagged::UntaggedReceive;
 use super::super::wire::{CallTag, IncomingMessage, MessageKind};
 use super::super::{Code, Request, Response, Status};
 use super::requests::RequestTable;
@@ -40,8 +41,17 @@ enum Phase {
 enum Next {
     Received(Result<Done<LoanedBuf>, Failed<LoanedBuf>>),
     Event(EventKind),
+    /// An untagged message of this client.
+    Untagged(FiAddr),
     Signal,
     Drained,
+}
+
+/// A handler after its first poll.
+enum Polled<H> {
+    /// Ready, and dropped.
+    Ready(Result<Response, Status>),
+    Pending(H),
 }
 
 /// Drops the handlers and closes the endpoint when the receive loop ends.
@@ -59,13 +69,13 @@ struct ServeLoop<S> {
     service: S,
     table: Arc<RequestTable>,
     limits: Limits,
-    span: Span,
     phase: Phase,
     /// Clients that have left, whose last messages may still come.
     departed: HashSet<FiAddr>,
+    untagged: UntaggedReceive,
 }
 
-/// Serves until the signal has resolved and no request is under way.
+/// Serves until the signal has resolved and no request is in flight.
 pub(super) async fn run<S>(
     server: Server,
     service: S,
@@ -78,15 +88,15 @@ where
 {
     let Server { ep, limits, span } = server;
     let mut events = ep.take_events().ok_or(Error::Canceled)?;
-    let table = RequestTable::new(ep.clone(), limits);
+    let table = RequestTable::new(ep.clone(), limits, span);
     let _close = CloseOnDrop(table.clone());
     let mut serving = ServeLoop {
         service,
         table: table.clone(),
         limits,
-        span,
         phase: Phase::Serving,
         departed: HashSet::new(),
+        untagged: UntaggedReceive::default(),
     };
     let mut signal = pin!(signal);
     let mut messages = 0_usize;
@@ -100,6 +110,9 @@ where
             let mut poll_control = |cx: &mut Context<'_>| {
                 if let Poll::Ready(Some(event)) = Pin::new(&mut events).poll_next(cx) {
                     return Poll::Ready(Next::Event(event.kind));
+                }
+                if let Poll::Ready(client) = serving.untagged.poll(cx) {
+                    return Poll::Ready(Next::Untagged(client));
                 }
                 match phase {
                     Phase::Serving => signal.as_mut().poll(cx).map(|()| Next::Signal),
@@ -120,6 +133,9 @@ where
             match next.await {
                 Next::Received(received) => break received,
                 Next::Event(event) => serving.on_event(event),
+                Next::Untagged(client) => {
+                    table.disconnect(client, "the client sends untagged messages");
+                }
                 Next::Signal => serving.phase = Phase::Draining,
                 Next::Drained => {
                     drop(receive);
@@ -156,11 +172,8 @@ where
                     (self.departed).retain(|client| clients.lookup(*client).is_ok());
                 }
             }
-            EventKind::PeerOverBudget { peer, .. } => {
-                tracing::debug!(target: "fabric_rpc::native", parent: &self.span, %peer,
-                    "disconnecting a client that sends other messages than calls");
-                let _ = self.table.ep.disconnect(&peer);
-            }
+            // Either the client sends requests faster than they are received, or other messages.
+            EventKind::PeerOverBudget { .. } => self.untagged.begin(&self.table.ep, None),
             // Events were lost, perhaps those of clients that have left.
             EventKind::Overrun { .. } => {
                 let clients = self.table.ep.address_vector();
@@ -181,7 +194,8 @@ where
             return;
         }
         let Some(tag) = transfer.tag.and_then(CallTag::from_bits) else {
-            tracing::debug!(target: "fabric_rpc::native", parent: &self.span, tag = transfer.tag,
+            let span = &self.table.span;
+            tracing::debug!(target: "fabric_rpc::native", parent: span, tag = transfer.tag,
                 "a message that is no call");
             return;
         };
@@ -248,29 +262,31 @@ where
 
     /// Polls the handler of a request, and makes it a task if it is not ready.
     fn start(&self, client: FiAddr, id: u64, request: Request, bytes: usize) {
-        let span = method_span!(&self.span, "request", request.method);
+        let span = method_span!(&self.table.span, "request", request.method);
         let deadline = request.deadline();
-        let mut service = self.service.clone();
-        let mut handler = Box::pin(async move {
-            poll_fn(|cx| service.poll_ready(cx)).await?;
-            service.call(request).await
-        });
-        let polled = {
+        // A service or handler that has panicked is not used again.
+        let polled = catch_unwind(AssertUnwindSafe(|| {
             let _entered = span.enter();
-            let mut cx = Context::from_waker(Waker::noop());
-            // A handler that has panicked is not polled again.
-            catch_unwind(AssertUnwindSafe(|| handler.as_mut().poll(&mut cx)))
-        };
-        match polled {
-            Ok(Poll::Ready(result)) => {
-                self.table
-                    .answer(client, id, result.map_err(handler_status));
+            let mut service = self.service.clone();
+            let mut handler = Box::pin(async move {
+                poll_fn(|cx| service.poll_ready(cx)).await?;
+                service.call(request).await
+            });
+            match handler
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()))
+            {
+                Poll::Ready(result) => Polled::Ready(result.map_err(handler_status)),
+                Poll::Pending => Polled::Pending(handler),
             }
+        }));
+        match polled {
+            Ok(Polled::Ready(result)) => self.table.answer(client, id, result),
             Err(_) => {
                 let status = Status::new(Code::Internal, "the handler panicked");
                 self.table.answer(client, id, Err(status));
             }
-            Ok(Poll::Pending) => {
+            Ok(Polled::Pending(handler)) => {
                 let guard = self.table.insert_running(client, id, bytes);
                 let task = async move {
                     let result = match deadline {
