@@ -167,8 +167,7 @@
 //!         UPPERCASE => Ok(Response::new(request.body.into_bytes().to_ascii_uppercase())),
 //!         SUM => {
 //!             let mut sum = 0;
-//!             let argument = request.body.as_loaned().expect("a body without metadata");
-//!             argument.for_each_chunk(|chunk| {
+//!             request.body.for_each_chunk(|chunk| {
 //!                 sum += chunk.iter().map(|byte| u64::from(*byte)).sum::<u64>();
 //!             });
 //!             Ok(Response::new(sum.to_le_bytes().to_vec()))
@@ -207,25 +206,41 @@
 //! **Lent bodies.** `Client::lend` and `Lender::lend` allocate memory that the peer reads in place
 //! over `shm`; over `tcp` the bytes are copied. A handler that answers with the body it received
 //! passes the memory on. See [loans](fabric_async::guide::memory#loans) for limits, and for why
-//! safe code cannot borrow the bytes.
+//! safe code cannot borrow the bytes. A call that fails drops the memory, and a layer that retries
+//! cannot copy such a request (`Request::try_clone`): lend and fill the memory for each attempt.
+//!
+//! **Addresses.** A server binds `shm://name` or `tcp://address:port`; the wildcard address
+//! `0.0.0.0` is refused, since clients need an address to reach. A client needs no address: over
+//! `tcp` its endpoint gets a free port of the address from which this machine reaches the server.
+//! `ClientBuilder::bind_to` sets another one.
+//!
+//! **Layers of tower.** A layer whose error is no `Status`, such as `Timeout` or `LoadShed`, makes
+//! the answer `Internal`, which is not safe to retry. At the server, `max_handler_time` and
+//! `max_in_flight` answer with `DeadlineExceeded` and `ResourceExhausted`; at the client,
+//! `Request::timeout` sets the time. With a layer that retries, each attempt has that time anew.
 //!
 //! **Credits.** A client has 256 calls in flight, or `max_in_flight`; more wait. `poll_ready`
 //! reserves a credit for the next call. The server refuses requests beyond its limits with
 //! `ResourceExhausted`: 256 requests and 256 MiB of each client, 4,096 requests and 1 GiB of all.
 //!
-//! **Deadlines and cancellation.** A call carries the time that is left. When it is over, the
+//! **Deadlines and cancellation.** A call has no time limit, also while there is no server, unless
+//! `Request::timeout` or `ClientBuilder::default_timeout` sets one. It carries the time that is
+//! left. When it is over, the
 //! client returns `DeadlineExceeded`, and the server drops the handler. When a call is dropped, the
 //! client tells the server, which drops the handler too. Late answers are received and discarded:
 //! they do not use the budget for [unexpected
-//! messages](fabric_async::guide::memory#unexpected-messages). Their calls keep their credits until
-//! then, or until the server leaves.
+//! messages](fabric_async::guide::memory#unexpected-messages). A call that was dropped keeps its
+//! credit until its answer arrives or the server leaves.
 //!
-//! **A server that leaves.** Calls in flight end with `Unavailable`. `Status::is_retry_safe` tells
-//! whether the server has certainly not started the request: it was not sent, or the server has
-//! refused it. Later calls wait for a server of the same name within their time, while the client
-//! connects with growing pauses (`ReconnectPolicy`). An idle client notices the end of its server
-//! with the next call, if its runtime has run meanwhile; a request that is sent before the client
-//! has noticed the end is not safe to retry.
+//! **A server that leaves.** Calls in flight end with `Unavailable`. If `Status::is_retry_safe` is
+//! true, the handler was not started: the request was not sent, or the server has refused it. If it
+//! is false, nothing is known. Later calls wait for a server of the same name within their time,
+//! while the client connects with growing pauses (`ReconnectPolicy`). A client without calls in
+//! flight learns of the end of its server when it calls again. If the client's runtime has not run
+//! since the end, that call is sent to the server that has ended, and fails; a retry is not safe.
+//!
+//! **Runtime.** A connection belongs to the Tokio runtime that connected. While that runtime is
+//! blocked, calls from other runtimes get no answer.
 //!
 //! **Handlers** are polled once where the request was received, and become a task if they are not
 //! ready. A handler that panics answers with `Internal`, unless panics abort the process.

@@ -45,8 +45,8 @@ impl<M: ThreadModel> Endpoint<M> {
         Request::new(&self.inner, SendOp::new(peer), buf)
     }
 
-    /// Returns a request to receive a message of any length into a [`PooledBuf`]
-    /// (`fi_recv`).
+    /// Returns a request to receive an untagged message of any length into a [`PooledBuf`]
+    /// (`fi_recv`). With [`tag`](Request::tag) the request receives a tagged message.
     ///
     /// The receive of a message above the endpoint's [`Info::ep`](crate::Info::ep)`.max_msg_size`
     /// fails with [`Error::Truncated`](crate::Error::Truncated): the bytes beyond the limit are

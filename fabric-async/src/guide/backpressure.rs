@@ -125,6 +125,10 @@
 //! [`Endpoint::disconnect`]. If the peer ends, operations that wait for it fail, and the messages
 //! that have arrived are still received.
 //!
+//! So a peer can be about 12,000 short messages ahead of a receiver, and what the ring or the
+//! sockets hold. Two sides that first send all and then receive all wait for each other beyond
+//! that: receive while you send, with a task for each, or post the receives first.
+//!
 //! # A peer that takes nothing
 //!
 //! A send has no time limit of its own. Await it with [`tokio::time::timeout`]; a send that has not

@@ -61,12 +61,12 @@
 //!
 //! | what | value | why |
 //! |---|---|---|
-//! | ring | 2048 lines of 64 bytes, 128 KiB per direction and peer | room for bursts, small enough for the caches |
+//! | ring | 2048 lines of 64 bytes, 128 KiB per direction and peer; 512 KiB for later messages once the ring was full | room for bursts, small enough for the caches |
 //! | line | 64 bytes, 8 of them header | a message of up to 56 bytes, without tag and data, takes one cache line |
 //! | fragment | 8 KiB of a longer message | the receiver copies one while the sender writes the next |
 //! | room returned | every eighth of the ring | the sender is notified in batches |
 //! | loans and single-copy messages | 256 per peer | further ones go through the ring |
-//! | unexpected messages | 16 MiB per endpoint, each with 320 bytes on top; half of what the others leave of seven eighths per peer, then 4 KiB of the rest | bounds what peers make an endpoint hold, and leaves room for each of them |
+//! | unexpected messages | 16 MiB per endpoint, each with 320 bytes on top; 7 MiB for one peer alone, less [beside others](super::memory#unexpected-messages) | bounds what peers make an endpoint hold, and leaves room for each of them |
 //! | pass | 64 KiB, at most 64 records, per peer | no peer delays the others, and no poll takes long |
 //! | pending connections | 1024 to be accepted, 64 in the handshake | the oldest handshake is evicted |
 //! | connections of other users | two refused in a poll | they can come without end |

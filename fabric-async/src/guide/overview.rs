@@ -29,8 +29,8 @@
 //! Posting order is the order of these calls and first polls. `join!` polls its futures in the
 //! order in which they are written, `select!` in random order unless it is `biased`. A future that
 //! was never polled has posted nothing: a branch of `select!` that `if` disables, or a future that
-//! is dropped first. A poll without [cooperative budget](tokio::task::coop) does not post either;
-//! Tokio polls the task again at once.
+//! is dropped first. When the task's [cooperative budget](tokio::task::coop) is used up, a poll
+//! posts nothing; Tokio polls the task again at once, and that poll posts.
 //!
 //! An operation that is awaited, or posted with `.start()` or `.post()`, reports its end to exactly
 //! one place: the future or the queue. Bound counters are incremented as well. An inject reports
@@ -68,7 +68,7 @@
 //! | a request, or a future that was not polled | none; nothing was posted |
 //! | a receive without a message | canceled; its buffer is dropped |
 //! | a receive that a message has matched | the message goes to the next receive that accepts it |
-//! | a send, a write or a read that was posted and does not wait for a credit | goes on; a failure becomes an event; with [`cancel_on_drop`](Request::cancel_on_drop), canceled if it has not begun |
+//! | a send, a write or a read that was posted and does not wait for a credit | goes on while the endpoint is open; a failure becomes an event; with [`cancel_on_drop`](Request::cancel_on_drop), canceled if it has not begun |
 //! | a send, a write or a read that waits for a credit | canceled; nothing is sent |
 //! | an atomic operation that was posted | goes on, also if it waits for a credit; with [`cancel_on_drop`](Request::cancel_on_drop), canceled if it has not begun |
 //! | a future that waits for a completion, an event, a counter value, a [probe](Endpoint::probe), a [permit](Endpoint::reserve) or a [flush](Endpoint::flush) | none |
@@ -116,7 +116,7 @@
 //! | completions | the capacity of the queue; an entry is reserved by the post | the post is refused |
 //! | events | the capacity of the event queue | further events are discarded, counted, and reported as one [`Overrun`](EventKind::Overrun) |
 //! | events that the program [writes](EventWriter::write) | the capacity of the event queue, beside other events | the write is refused |
-//! | ring of `shm` | 128 KiB for each direction and peer | sends are queued and hold a credit until the ring has room |
+//! | ring of `shm` | 128 KiB for each direction and peer, 512 KiB after it was full | sends are queued and hold a credit until the ring has room |
 //! | loans of `shm` to one peer | 256 | further loans to the peer are copied |
 //! | memory of loans of `shm` | 4 GiB per domain ([`loan_limit`](crate::DomainBuilder::loan_limit)) | [`Domain::loan`] waits, [`Domain::try_loan`] is refused |
 //! | free [pooled buffers](super::memory#pooled-buffers) | 4 MiB of each size class (powers of two from 256 B to 1 MiB) per process, and 256 KiB per thread | freed |

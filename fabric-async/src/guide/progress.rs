@@ -11,7 +11,7 @@
 //! |---|---|---|
 //! | driven by | every poll, and a task on your runtime | every poll, and a thread of the domain |
 //! | needs a running Tokio runtime | yes, the one where the domain was opened, unless an [event loop](super::event_loops) drives it | no |
-//! | while no task waits | sends go on; while none is pending, over `shm` nothing is received | sends go on, messages are received |
+//! | while no task waits | pending sends go on; if there are none, over `shm` nothing is received | sends go on, messages are received |
 //! | cost | none beyond your threads | one thread per domain, asleep when idle |
 //!
 //! [`Progress::ControlUnified`] is accepted in hints and served as manual progress.

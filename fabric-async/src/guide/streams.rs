@@ -101,8 +101,8 @@
 //! A writer waits when [`MAX_WRITES_IN_FLIGHT`] writes or [`MAX_BYTES_IN_FLIGHT`] bytes are in
 //! flight. A reader that is behind holds [`MAX_READ_AHEAD`] messages and the
 //! [budget](super::memory#unexpected-messages) of its endpoint, which is 16 messages of
-//! [`MAX_WRITE_LEN`] bytes. Between them are the ring of 128 KiB (`shm`) or the buffers of two
-//! sockets (`tcp`). So a stream whose reader does not read holds at most 3 MiB on both sides
+//! [`MAX_WRITE_LEN`] bytes. Between them are the ring of up to 512 KiB (`shm`) or the buffers of
+//! two sockets (`tcp`). So a stream whose reader does not read holds at most 3 MiB on both sides
 //! together, beside the kernel's buffers, and its writer goes on when the reader does.
 //!
 //! # Graceful shutdown
@@ -175,7 +175,7 @@
 //! let (mut client, mut server) = tokio::try_join!(connect, listener.accept())?;
 //! let send = async {
 //!     client.feed(vec![1; 3 << 20].into()).await?;
-//!     client.feed("the last frame".into()).await?; // waits until the first one is on its way
+//!     client.feed("the last frame".into()).await?; // waits until the first one is sent
 //!     client.close().await
 //! };
 //! let receive = async {

@@ -24,11 +24,11 @@
 //! Take [`Shared`] for services on a multi-thread runtime: their tasks, and so their handles, move
 //! between threads. Take [`Pinned`] where each thread has its own domain and its own current-thread
 //! runtime, such as a server that shards its clients by core. The compiler then keeps the objects
-//! of a core on its thread, and no thread makes another one wait for a lock. Messages
-//! do not get faster: an uncontended lock costs little compared with moving cache lines. Take
-//! [`Serial`] to have overlapping calls reported, if one task uses the domain, or if tasks hold a
-//! lock for the whole `.await`: each poll is a use, so a lock around the posts is not enough. The
-//! model is a type parameter of all handles. Moving a
+//! of a core on its thread, and no thread makes another one wait for a lock. Messages do not get
+//! faster: an uncontended lock costs little compared with moving cache lines. [`Serial`] is for a
+//! domain that one task uses, or tasks that hold a lock for the whole `.await`: each poll is a use,
+//! so a lock around the posts is not enough. It reports overlapping calls. The model is a type
+//! parameter of all handles; streams and the calls of `fabric-rpc` are always [`Shared`]. Moving a
 //! [`Pinned`] handle to another thread does not compile:
 //!
 //! ```compile_fail,E0277
@@ -263,9 +263,9 @@
 //! # The thread of a `Pinned` domain
 //!
 //! The thread that opens the domain owns it. Opening a domain or resource domain needs a
-//! current-thread runtime; in a [`LocalSet`] of a multi-thread runtime, use [`open_local`], or
-//! [`local_driver`] for an endpoint that one call opens. Without a runtime, open the domain for an
-//! [event loop](super::event_loops) of the same thread
+//! current-thread runtime; in a [`LocalSet`] of a multi-thread runtime, use [`open_local`] of the
+//! domain's builder, or [`local_driver`] of [`Endpoint::options`](crate::Endpoint::options).
+//! Without a runtime, open the domain for an [event loop](super::event_loops) of the same thread
 //! ([`driven_by_event_loop`](crate::DomainBuilder::driven_by_event_loop)).
 //!
 //! * Buffers, loans, descriptors ([`WaitFd`]) and events are values: they move freely.

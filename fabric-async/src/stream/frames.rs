@@ -69,7 +69,7 @@ const READ_AHEAD_BYTES: usize = 4 << 20;
 ///
 /// # Flush, close, end and errors
 ///
-/// As those of a [`FabricStream`](super::FabricStream). Over `shm` a frame is on its way at once;
+/// As those of a [`FabricStream`](super::FabricStream). Over `shm` a frame is sent at once;
 /// over `tcp` short frames go out together, with one system call: when 16 KiB of them, or as many
 /// as may be in flight, have been accepted, and by `flush`, `close` and the drop. `close` ends the
 /// stream to the peer and fails no frame; so does a drop. The stream ends with `None` after all

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use fabric_async::stats::EndpointStats;
-use fabric_async::{Address, Endpoint, EventKind, FiAddr};
+use fabric_async::{Address, BindOptions, Endpoint, EventKind, FiAddr, SocketOptions};
 use futures_util::{FutureExt, StreamExt};
 
 use crate::leak_check::{BeforeAttack, run_in_own_process, wait_until};
@@ -23,11 +23,20 @@ pub(crate) const BUDGET: usize = 16 << 20;
 /// What a process with three threads keeps of the free buffers of the three sizes of messages.
 const POOLED: usize = 3 * ((4 << 20) + 3 * (256 << 10));
 
+/// Returns options of an endpoint whose sockets buffer little: what the kernel keeps of 24
+/// connections takes long to receive.
+fn short_sockets() -> BindOptions {
+    let sockets = SocketOptions::new()
+        .send_buffer(64 << 10)
+        .receive_buffer(64 << 10);
+    Endpoint::options().socket_options(sockets)
+}
+
 /// Returns an endpoint of the same provider as `name`, and its handle for the endpoint there.
 pub(crate) async fn client_of(name: &str) -> (Endpoint, FiAddr) {
     let (scheme, _) = name.split_once("://").expect("a name with a scheme");
     let own = format!("{}://", scheme.trim_start_matches("fi_"));
-    let ep = Endpoint::bind(&own[..]).await.expect("bind");
+    let ep = short_sockets().bind(&own[..]).await.expect("bind");
     let peer = ep.add_peer(name).await.expect("add_peer");
     (ep, peer)
 }
@@ -80,7 +89,7 @@ pub(crate) async fn leave_unexpected(name: &str) {
         let lens = if round < 20 {
             vec![1 << 20; 3]
         } else {
-            vec![300; 4]
+            vec![3000; 4]
         };
         for len in lens {
             let message = vec![0; len];
@@ -125,7 +134,7 @@ fn run_attack(test: &str, attack: impl AsyncFn(&Endpoint)) {
     run_in_own_process(test, || {
         for scheme in ["tcp://", "shm://"] {
             run(async {
-                let ep = Endpoint::bind(scheme).await.unwrap();
+                let ep = short_sockets().bind(scheme).await.unwrap();
                 serve_honest_peer(&ep).await;
                 let before = BeforeAttack::of(&ep).await;
                 attack(&ep).await;

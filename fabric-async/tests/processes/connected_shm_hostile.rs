@@ -28,7 +28,7 @@ const REVERSE: u16 = 5;
 const MAX_PENDING_REQUESTS: usize = 128;
 const RING_LINES: u32 = 64;
 /// Failed accepts whose memory is measured.
-const ATTEMPTS: usize = 8000;
+const ATTEMPTS: usize = 4000;
 const SEGMENT_LEN: usize = 4096 + 64 * RING_LINES as usize;
 
 /// Opens a passive endpoint at a generated name, with its event queue.

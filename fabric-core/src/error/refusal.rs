@@ -43,8 +43,8 @@ impl fmt::Display for RefusalReason {
             Self::User => f.write_str("the peer accepts only processes of its own user"),
             Self::Malformed => f.write_str("the peer could not parse the handshake"),
             Self::Resources => f.write_str(
-                "the peer lacks memory, descriptors or connections, or (tcp) its program rejected \
-                 the request; retry later",
+                "the peer lacks memory, descriptors or connections, or (tcp) rejects it or its \
+                 endpoint type; retry later",
             ),
             Self::EpType => f.write_str(
                 "endpoint of another type; use add_peer for FI_EP_RDM, ConnectedEndpoint::connect \

@@ -88,6 +88,10 @@ pub(super) fn describe_unbound(class: Class) -> String {
 pub(super) fn describe_private_data(data: &[u8]) -> String {
     match data.len() {
         0 => "without private data".into(),
+        len @ ..=64 if data.iter().all(|byte| matches!(byte, b' '..=b'~')) => {
+            let text = String::from_utf8_lossy(data);
+            format!("with {len} bytes of private data: {text:?}")
+        }
         len => format!("with {len} bytes of private data"),
     }
 }

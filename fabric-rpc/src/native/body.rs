@@ -16,7 +16,15 @@ pub(super) const TRAILER_LEN: usize = 1024;
 /// can be sent again as it is, and then stays in place.
 ///
 /// Another process may write to memory that it has lent, so safe code borrows only bytes of this
-/// process ([`as_slice`](Self::as_slice)). [`as_loaned`](Self::as_loaned) reads the others.
+/// process.
+///
+/// | a received body | [`as_slice`](Self::as_slice) | [`as_loaned`](Self::as_loaned) |
+/// |---|---|---|
+/// | lent by the peer over `shm` | `None` | `Some` |
+/// | not lent, or over `tcp` | `Some` | `Some`, but `None` beside metadata |
+///
+/// [`for_each_chunk`](Self::for_each_chunk) and [`into_bytes`](Self::into_bytes) read any body; the
+/// latter copies memory of the peer.
 ///
 /// ```
 /// use fabric_rpc::native::Body;
@@ -88,6 +96,23 @@ impl Body {
         match &self.0 {
             BodyRepr::Received(buf) => Some(buf),
             BodyRepr::Bytes(_) | BodyRepr::Lent(_) => None,
+        }
+    }
+
+    /// Calls `act` with the bytes of the body in order, in chunks: for a checksum, a hash, a
+    /// parser. Chunks of memory of the peer have at most 4 KiB and were copied to the stack.
+    ///
+    /// ```
+    /// use fabric_rpc::native::Body;
+    /// let mut sum = 0;
+    /// Body::from(vec![1; 5000]).for_each_chunk(|chunk| sum += chunk.len());
+    /// assert_eq!(sum, 5000);
+    /// ```
+    pub fn for_each_chunk(&self, mut act: impl FnMut(&[u8])) {
+        match &self.0 {
+            BodyRepr::Bytes(bytes) => act(bytes),
+            BodyRepr::Lent(lent) => act(lent),
+            BodyRepr::Received(buf) => buf.for_each_chunk(act),
         }
     }
 

@@ -105,7 +105,8 @@ impl Status {
 
     /// Returns whether the server has certainly not started the handler, and a later attempt may
     /// succeed: a retry executes the request at most once. True only for [`Code::Unavailable`] and
-    /// [`Code::ResourceExhausted`].
+    /// [`Code::ResourceExhausted`]. False tells nothing: the time of a call may be over before its
+    /// request was sent.
     #[must_use]
     pub fn is_retry_safe(&self) -> bool {
         self.is_retry_safe
@@ -230,6 +231,14 @@ impl std::error::Error for Status {}
 impl From<Infallible> for Status {
     fn from(never: Infallible) -> Self {
         match never {}
+    }
+}
+
+/// Returns [`Code::Internal`] with the text of the error: for handlers that use the fabric, such as
+/// [`Lender::lend`](super::Lender::lend).
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        Self::new(Code::Internal, error.to_string())
     }
 }
 

@@ -263,3 +263,19 @@ fn endpoint_is_closed_with_its_session() {
         assert!(client.endpoint_stats().is_none());
     });
 }
+
+/// A call that waits for a server until its deadline says why there is no connection.
+#[test]
+fn deadline_of_a_call_without_a_server_names_the_connect_error() {
+    run(async |address| {
+        let name = match address {
+            "shm://" => format!("shm://native-no-server-{}", std::process::id()),
+            _ => format!("tcp://{}", unassigned_address()),
+        };
+        let client = Client::builder(&name).connect_lazy();
+        let request = Request::new(ECHO, "").timeout(Duration::from_millis(50));
+        let status = client.call(request).await.unwrap_err();
+        assert_eq!(status.code(), Code::DeadlineExceeded);
+        assert!(status.message().contains("cannot connect"), "{status}");
+    });
+}

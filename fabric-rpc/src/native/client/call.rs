@@ -165,9 +165,13 @@ impl Future for ResponseFuture {
                 .timer
                 .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
             ready!(timer.as_mut().poll(cx));
+            let status = match this.state {
+                CallState::Starting(_) => this.client.connection.deadline_before_start(),
+                _ => Status::deadline(),
+            };
             // Cancels the call.
             this.state = CallState::Resolved;
-            return Poll::Ready(Err(Status::deadline()));
+            return Poll::Ready(Err(status));
         }
     }
 }

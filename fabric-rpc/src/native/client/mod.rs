@@ -38,7 +38,7 @@ pub use reconnect::ReconnectPolicy;
 
 use super::{Code, DEFAULT_MAX_BODY_LEN, LentBuf, Request, Response, Status};
 use reconnect::{Connection, DropEnded, SessionConfig};
-use session::{Session, default_bind_address};
+use session::Session;
 
 /// The default number of calls in flight of a client.
 const DEFAULT_CREDITS: usize = 256;
@@ -73,11 +73,15 @@ const DEFAULT_CREDITS: usize = 256;
 /// uses it. A clone is not ready: it has no credit before its own `poll_ready`. A client that is
 /// ready and dropped returns its credit.
 ///
+/// `client.call(…)` is [`Client::call`], which waits for a credit. Only on a `client: &mut Client`
+/// with `tower::Service` in scope it is the call of the service, which does not wait.
+///
 /// # Runtime
-/// A connection has tasks on the Tokio runtime that connected: that of
-/// [`connect`](ClientBuilder::connect), or of the first call that found no connection. Several
-/// calls at a time get their answers while that runtime runs. When it ends, the connection does,
-/// and the next call connects on its own runtime.
+/// A connection belongs to the Tokio runtime that connected: that of
+/// [`connect`](ClientBuilder::connect), or of the first call that found no connection. All calls
+/// need that runtime: while it is blocked, or runs no task, calls from other runtimes get no answer
+/// before their deadline. When it ends, the connection does, and the next call connects on its own
+/// runtime.
 pub struct Client {
     shared: Arc<ClientShared>,
     reserved: ReservedCredit,
@@ -163,8 +167,8 @@ impl Client {
     /// [`DeadlineExceeded`](super::Code::DeadlineExceeded). See [`Code`](super::Code).
     ///
     /// # Cancel safety
-    /// Dropping the future cancels the call: a request that was sent may have been executed, or the
-    /// server drops its handler.
+    /// Dropping the future cancels the call. The server drops the handler if it still runs; it may
+    /// have ended already.
     pub async fn call(&self, mut request: Request) -> Result<Response, Status> {
         let credit = match self.try_take_credit() {
             Some(credit) => Some(credit),
@@ -329,9 +333,9 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the address of the client's endpoint; by default any of the server's scheme, which over
-    /// `tcp` is one of the loopback interface. For a server on another machine, name an address of
-    /// this machine, as in `tcp://192.0.2.7:0`.
+    /// Sets the address of the client's endpoint, as in `tcp://192.0.2.7:0`; by default any of the
+    /// server's scheme. Over `tcp` that is a free port of the address from which this machine sends
+    /// to the server.
     pub fn bind_to(mut self, address: impl ToString) -> Self {
         self.bind_to = Some(address.to_string());
         self
@@ -367,9 +371,8 @@ impl ClientBuilder {
             "client",
             server = %self.server
         );
-        let default_address = default_bind_address(&self.server);
         let config = SessionConfig {
-            bind_to: self.bind_to.unwrap_or(default_address),
+            bind_to: self.bind_to,
             server: self.server,
             options: self.options,
             max_body_len: self.max_body_len,

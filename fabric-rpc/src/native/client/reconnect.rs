@@ -77,7 +77,7 @@ impl ReconnectPolicy {
 #[derive(Clone, Debug)]
 pub(super) struct SessionConfig {
     pub(super) server: String,
-    pub(super) bind_to: String,
+    pub(super) bind_to: Option<String>,
     pub(super) options: BindOptions,
     pub(super) max_body_len: usize,
     pub(super) policy: ReconnectPolicy,
@@ -90,7 +90,13 @@ impl SessionConfig {
     /// Connects to the server once. Drops `on_end` when the session has ended.
     pub(super) async fn open(&self, on_end: DropEnded) -> Result<Arc<Session>, Error> {
         let (options, limit) = (self.options.clone(), self.max_body_len);
-        let open = Session::open(options, &self.bind_to, &self.server, limit, on_end);
+        let open = Session::open(
+            options,
+            self.bind_to.as_deref(),
+            &self.server,
+            limit,
+            on_end,
+        );
         match tokio::time::timeout(self.policy.attempt_timeout, open).await {
             Ok(opened) => opened,
             Err(_) => Err(Error::os("connect to the server", ETIMEDOUT)),
@@ -117,6 +123,8 @@ struct ConnectionState {
     next_attempt: Option<Instant>,
     /// The number of the last attempt that showed that further ones cannot succeed, and its error.
     failure: Option<(u64, Status)>,
+    /// Why the last attempt failed; `None` after a success.
+    last_error: Option<String>,
 }
 
 impl Connection {
@@ -129,6 +137,7 @@ impl Connection {
                 pause: policy.initial,
                 next_attempt: None,
                 failure: None,
+                last_error: None,
             }),
             results: watch::channel(0).0,
         }
@@ -141,6 +150,15 @@ impl Connection {
     /// Returns the current session, which may have ended.
     pub(super) fn session(&self) -> Option<Arc<Session>> {
         self.lock().session.clone()
+    }
+
+    /// Returns the status of a call whose time is over before it was sent.
+    pub(super) fn deadline_before_start(&self) -> Status {
+        let message = match &self.lock().last_error {
+            None => "the time of the call is over; the request was not sent".into(),
+            Some(error) => format!("the time of the call is over; cannot connect: {error}"),
+        };
+        Status::new(Code::DeadlineExceeded, message)
     }
 
     /// Sets the first session.
@@ -259,11 +277,13 @@ async fn connect(end_on_drop: EndOnDrop) {
             Ok(session) => {
                 tracing::debug!(target: "fabric_rpc::native", parent: &client.span, "connected");
                 state.session = Some(session);
+                state.last_error = None;
                 return;
             }
             Err(error) => {
                 tracing::debug!(target: "fabric_rpc::native", parent: &client.span, %error,
                     "connection attempt failed");
+                state.last_error = Some(error.to_string());
                 if is_final(&error) {
                     let message = format!("cannot connect to {}: {error}", config.server);
                     state.failure = Some((number, Status::new(Code::Internal, message)));

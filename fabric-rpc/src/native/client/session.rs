@@ -3,11 +3,12 @@
 //! A session ends with the connection, and its endpoint with it. The client then opens another one,
 //! so nothing of the former server can be taken for something of the new one.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use fabric_async::stats::EndpointStats;
-use fabric_async::{BindOptions, Endpoint, Error, FiAddr, Permit, Scheme};
+use fabric_async::{BindOptions, Endpoint, Error, FiAddr, Permit, resolve};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::{AbortHandle, coop};
 use tokio::time::Instant;
@@ -52,7 +53,7 @@ impl Session {
     /// or with the session.
     pub(super) async fn open(
         options: BindOptions,
-        bind_to: &str,
+        bind_to: Option<&str>,
         server: &str,
         max_body_len: usize,
         on_end: impl Send + 'static,
@@ -60,6 +61,10 @@ impl Session {
         let limit = max_body_len
             .saturating_add(4 + MAX_PREFIX_LEN)
             .saturating_add(TRAILER_LEN);
+        let bind_to = match bind_to {
+            Some(address) => address.to_owned(),
+            None => default_bind_address(server).await?,
+        };
         let ep = options.max_msg_size(limit).bind(bind_to).await?;
         let events = ep.take_events().ok_or(Error::Canceled)?;
         let server = ep.add_peer(server).await?;
@@ -294,10 +299,29 @@ impl Drop for PendingCall {
     }
 }
 
-/// Returns the address to bind for a client of this server: any address of its scheme.
-pub(super) fn default_bind_address(server: &str) -> String {
-    use fabric_async::ToAddress;
-    // Only host names do not parse, and only tcp has them.
-    let scheme = server.to_address().map_or(Scheme::Tcp, |at| at.scheme());
-    format!("{}://", scheme.provider())
+/// Returns the address to bind for a client of this server: over `tcp` any port of the address that
+/// the routing table gives to packets for the server.
+async fn default_bind_address(server: &str) -> Result<String, Error> {
+    let addresses = resolve(server).await?;
+    let Some(server) = addresses.first() else {
+        return Err(Error::Canceled);
+    };
+    let Some(socket_addr) = server.socket_addr() else {
+        return Ok(format!("{}://", server.scheme().provider()));
+    };
+    let any: IpAddr = match socket_addr {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // The connect of a UDP socket sends nothing.
+    let source = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect(socket_addr)?;
+        socket.local_addr()
+    });
+    let mut source = source.map_err(|error| Error::Unreachable {
+        peer: server.clone(),
+        why: error.to_string().into(),
+    })?;
+    source.set_port(0);
+    Ok(format!("{}://{source}", server.scheme().provider()))
 }

@@ -155,12 +155,12 @@ impl Server {
 
 /// Options of a [`Server`], from [`Server::builder`].
 ///
-/// The limits of requests hold for those whose handlers run, and answers that wait for their
-/// clients may be twice as many. So a client that does not take the answers of handlers to small
-/// requests may have three times `max_in_flight_per_client` of `max_body_len` each, until
-/// `answer_timeout` has passed. What all clients make a server hold is at most
-/// `max_bytes_in_flight` of requests, twice as much of answers, and the results of handlers that
-/// end then: choose `max_in_flight` and `max_body_len` so that their product fits into memory too.
+/// A request counts until its handler has ended, also while a layer of tower holds the handler
+/// back. Answers that their clients have not taken count separately, up to twice the limit. So one
+/// client can hold three times `max_in_flight_per_client` of `max_body_len` each, until
+/// `answer_timeout` has passed, and all clients `max_bytes_in_flight` of requests, twice as much of
+/// answers, and the results of handlers that end then: choose `max_in_flight` and `max_body_len` so
+/// that their product fits into memory too.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ServerBuilder {
@@ -189,9 +189,10 @@ impl ServerBuilder {
         self
     }
 
-    /// Sets the bytes of requests of each client whose handlers run; 256 MiB by default. What is in
-    /// memory of this process counts: not lent bodies over `shm`. A single request may be longer.
-    /// While twice as many bytes of answers wait for the client, its requests are refused too.
+    /// Sets the bytes of requests of each client whose handlers run; 256 MiB by default. Lent
+    /// bodies over `shm` do not count: they are in memory of the client. A single request may be
+    /// longer. While twice as many bytes of answers wait for the client, its requests are refused
+    /// too.
     pub fn max_bytes_in_flight_per_client(mut self, bytes: usize) -> Self {
         self.limits.bytes_per_client = bytes;
         self
