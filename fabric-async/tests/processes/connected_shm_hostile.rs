@@ -24,6 +24,7 @@ pub(crate) const ACCEPT: u16 = 2;
 const REJECT: u16 = 3;
 const NONCE: u16 = 4;
 const REVERSE: u16 = 5;
+const RETRY_LATER: u16 = 6;
 /// Pending requests at which a passive endpoint stops accepting connections.
 const MAX_PENDING_REQUESTS: usize = 128;
 const RING_LINES: u32 = 64;
@@ -118,14 +119,26 @@ fn connect_reverse(listener: &PassiveEndpoint, nonce: u64) -> OwnedFd {
 
 /// Accepts both sockets of a client by hand: that of the request, and the reverse socket.
 pub(crate) fn accept_raw_client(listener: &RawShmListener) -> (OwnedFd, OwnedFd) {
+    let connection = accept_raw_request(listener);
+    let reverse = accept_raw_reverse(listener);
+    (connection, reverse)
+}
+
+/// Accepts the socket of a request by hand, and sends the nonce 9.
+fn accept_raw_request(listener: &RawShmListener) -> OwnedFd {
     let connection = listener.accept_ready();
     rustix::net::recv(&connection, &mut [0; 400], RecvFlags::empty()).unwrap();
     try_send_with_fds(&connection, &encode_nonce(NONCE, 9), &[]).unwrap();
+    connection
+}
+
+/// Accepts a reverse socket by hand, which must send the nonce 9.
+fn accept_raw_reverse(listener: &RawShmListener) -> OwnedFd {
     let reverse = listener.accept_ready();
     let mut message = [0; 20];
     rustix::net::recv(&reverse, &mut message, RecvFlags::empty()).unwrap();
     assert_eq!(message[..], encode_nonce(REVERSE, 9));
-    (connection, reverse)
+    reverse
 }
 
 /// Checks that a client can connect and exchange messages.
@@ -470,6 +483,32 @@ fn reverse_socket_that_is_not_accepted_fails_the_connect_by_timeout() {
         let timed_out = connecting.timeout(Duration::from_millis(50)).await;
         let timed_out = timed_out.map(drop).unwrap_err();
         assert_eq!(timed_out, Error::TimedOut(address.parse().unwrap()));
+        drop(serving.join().unwrap());
+    });
+}
+
+/// A passive endpoint may evict the reverse socket after `Ready`. The client connects it again, and
+/// the nonce is still valid.
+#[test]
+fn reverse_socket_evicted_after_ready_is_connected_again() {
+    run(async {
+        let name = format!("evicted-reverse-{}", std::process::id());
+        let listener = RawShmListener::listen(&name);
+        let serving = std::thread::spawn(move || {
+            let connection = accept_raw_request(&listener);
+            for _ in 0..3 {
+                let evicted = accept_raw_reverse(&listener);
+                try_send_with_fds(&evicted, &encode_control(RETRY_LATER, 0), &[]).unwrap();
+            }
+            let reverse = accept_raw_reverse(&listener);
+            let accept = encode_cm(1, ACCEPT, 3, b"welcome");
+            try_send_with_fds(&connection, &accept, &[&segment()]).unwrap();
+            (connection, reverse)
+        });
+        let ep = ConnectedEndpoint::connect(format!("shm://{name}"))
+            .await
+            .unwrap();
+        assert_eq!(ep.private_data(), b"welcome");
         drop(serving.join().unwrap());
     });
 }

@@ -227,7 +227,8 @@ impl ShmConnectAttempt {
                 *is_ready = true;
                 Ok(true)
             }
-            Ok(Some(ControlEvent::Message(ControlMessage::RetryLater))) if !*is_ready => {
+            // The passive endpoint may evict the handshake after `Ready`.
+            Ok(Some(ControlEvent::Message(ControlMessage::RetryLater))) => {
                 let offer = *offer;
                 self.connect_reverse_later(peer, offer)?;
                 Ok(true)
