@@ -124,9 +124,9 @@
 //! over `tcp` and 1024 over `shm`, or `net.core.somaxconn` if it is lower.
 //!
 //! Over `shm` a connect beyond that is tried again after about 1 ms, and then after twice the delay
-//! each time up to 16 ms. So is a connect of a process that has 64 connections without a request at
-//! the passive endpoint, or 64 requests that wait for `accept`. When the connect timeout has
-//! passed, the attempt fails with [`RefusalReason::Resources`].
+//! each time up to 16 ms. So is a connect that was evicted, and one of a process that has 64
+//! connections without a request at the passive endpoint, or 64 requests that wait for `accept`.
+//! When the connect timeout has passed, the attempt fails with [`RefusalReason::Resources`].
 //!
 //! # Messages and memory
 //!

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
 
-use crate::connected_shm_hostile::listen;
+use crate::connected_shm_hostile::{is_evicted, listen, send_requests};
 use crate::health::next_rejection;
 use crate::leak_check::{run_in_own_process, wait_until};
 use crate::run;
@@ -63,9 +63,23 @@ pub(crate) fn hold_handshakes(name: &str) {
     }
 }
 
+/// Plays an attacker: sends requests without their reverse sockets, and stops. `count_and_name` are
+/// their number and the passive endpoint, with a space between them. The exit code is the number of
+/// those that were evicted meanwhile.
+pub(crate) fn hold_requests(count_and_name: &str) -> ! {
+    let (count, name) = count_and_name.split_once(' ').expect("a number and a name");
+    let count = count.parse().expect("a number");
+    let held = send_requests(name.rsplit("://").next().unwrap(), count);
+    stop_this_process();
+    let evicted = held.iter().filter(|socket| is_evicted(socket));
+    std::process::exit(evicted.count() as i32)
+}
+
 /// Stops this process until its parent continues it.
 fn stop_this_process() {
     kill_process(getpid(), Signal::STOP).expect("signal this process");
+    // The signal goes to any thread, which stops this one a little later.
+    std::thread::sleep(Duration::from_millis(20));
 }
 
 /// Connects to a listener until its backlog is full.
@@ -96,6 +110,18 @@ fn start_stopped(role: &str, name: &str) -> TestPeer {
     let peer = TestPeer::start(role, name);
     waitpid(Some(Pid::from_child(&peer.0)), WaitOptions::UNTRACED).expect("wait for a child");
     peer
+}
+
+/// Waits until a peer has stopped, while this process serves it.
+async fn wait_until_stopped(peer: &TestPeer) {
+    let process = Some(Pid::from_child(&peer.0));
+    let options = WaitOptions::UNTRACED | WaitOptions::NOHANG;
+    loop {
+        if let Some((_, status)) = waitpid(process, options).expect("wait for a child") {
+            return assert!(status.stopped(), "{status:?}");
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 /// Starts an attacker that has filled the backlog, and continues it.
@@ -293,6 +319,35 @@ fn full_passive_endpoint_evicts_handshakes_of_the_process_with_most() {
         recv().expect("`Ready`");
         let second = recv().expect_err("the oldest handshake is evicted");
         assert_eq!(second, Errno::AGAIN);
+        let mut client = TestPeer::start("shm connect_msg_in_turn", &name);
+        serve_msg(&mut listener, &mut client, CONNECTIONS).await;
+    });
+}
+
+/// The client of a request that is evicted is told to connect again.
+#[test]
+fn evicted_requests_are_to_be_sent_again() {
+    // The last process has fewer than the others, so that none of its requests is evicted.
+    const REQUESTS: [usize; 5] = [60, 60, 60, 60, 30];
+    let expected = REQUESTS.iter().sum::<usize>() - PASSIVE_HANDSHAKES;
+    run(async {
+        let (mut listener, mut events) = listen().await;
+        let name = listener.name().to_string();
+        let mut attackers = Vec::new();
+        for count in REQUESTS {
+            let attacker = TestPeer::start("shm hold_requests", &format!("{count} {name}"));
+            wait_until_stopped(&attacker).await;
+            attackers.push(attacker);
+        }
+        let refused = take_refused(&mut events, PASSIVE_HANDSHAKES);
+        assert_eq!(refused, expected as u64);
+        let mut evicted = 0;
+        for attacker in &mut attackers {
+            attacker.resume();
+            client_ended(attacker).await;
+            evicted += attacker.0.wait().unwrap().code().unwrap();
+        }
+        assert_eq!(evicted, expected as i32);
         let mut client = TestPeer::start("shm connect_msg_in_turn", &name);
         serve_msg(&mut listener, &mut client, CONNECTIONS).await;
     });

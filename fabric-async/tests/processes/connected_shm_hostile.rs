@@ -8,13 +8,14 @@ use std::time::Duration;
 use fabric_async::info::SHARED_CONTEXT;
 use fabric_async::{
     ConnectedEndpoint, EpType, Error, EventKind, EventQueue, Fabric, Hints, MAX_PRIVATE_DATA,
-    PassiveEndpoint, discover,
+    PassiveEndpoint, RefusalReason, discover,
 };
 use rustix::fs::SealFlags;
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketType};
 
 use crate::health::next_rejection;
-use crate::hostile::{READY_CODE, sealed_memfd, try_send_with_fds};
+use crate::hostile::{READY_CODE, connect_raw_to, sealed_memfd, try_send_with_fds};
 use crate::leak_check::{heap_bytes, run_in_own_process};
 use crate::rma::{RawShmListener, encode_control};
 use crate::run;
@@ -24,6 +25,7 @@ pub(crate) const ACCEPT: u16 = 2;
 const REJECT: u16 = 3;
 const NONCE: u16 = 4;
 const REVERSE: u16 = 5;
+const REJECT_MALFORMED_CODE: u16 = 3;
 const RETRY_LATER: u16 = 6;
 /// Pending requests at which a passive endpoint stops accepting connections.
 const MAX_PENDING_REQUESTS: usize = 128;
@@ -48,12 +50,55 @@ fn abstract_name(name: &str) -> SocketAddrUnix {
 
 /// Connects to a passive endpoint, from this name if there is one.
 fn connect_raw(listener: &PassiveEndpoint, from: Option<&str>) -> OwnedFd {
+    connect_raw_at(listener.name().name(), from)
+}
+
+/// Connects to a passive endpoint of this name, as [`connect_raw`].
+fn connect_raw_at(name: &str, from: Option<&str>) -> OwnedFd {
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     if let Some(from) = from {
         rustix::net::bind(&socket, &abstract_name(from)).unwrap();
     }
-    rustix::net::connect(&socket, &abstract_name(listener.name().name())).unwrap();
+    rustix::net::connect(&socket, &abstract_name(name)).unwrap();
     socket
+}
+
+/// Sends this number of requests to a passive endpoint of another process, without their reverse
+/// sockets. Returns the sockets, each of which has received its nonce.
+pub(crate) fn send_requests(name: &str, count: usize) -> Vec<OwnedFd> {
+    let send = |number| {
+        let from = format!("raw-{}-{number}", std::process::id());
+        let socket = connect_raw_at(name, Some(&from));
+        let ready = recv_blocking(&socket);
+        assert_eq!(ready, encode_control(READY_CODE, 0));
+        let request = encode_cm(1, REQUEST, 0, b"raw");
+        try_send_with_fds(&socket, &request, &[&segment()]).unwrap();
+        let nonce = recv_blocking(&socket);
+        assert_eq!(nonce[..12], encode_nonce(NONCE, 0)[..12]);
+        socket
+    };
+    (0..count).map(send).collect()
+}
+
+/// Returns whether the passive endpoint has evicted the handshake of this socket, whose other
+/// messages were received: the last message is `RetryLater`.
+pub(crate) fn is_evicted(socket: &OwnedFd) -> bool {
+    let mut message = [0; 20];
+    match rustix::net::recv(socket, &mut message, RecvFlags::DONTWAIT) {
+        Ok(_) => assert_eq!(message[..], encode_control(RETRY_LATER, 0)),
+        Err(errno) => {
+            assert_eq!(errno, Errno::AGAIN);
+            return false;
+        }
+    }
+    assert_eq!(recv_blocking(socket), b"", "the socket is closed");
+    true
+}
+
+fn recv_blocking(socket: &OwnedFd) -> Vec<u8> {
+    let mut message = [0; 64];
+    let (_, len) = rustix::net::recv(socket, &mut message, RecvFlags::empty()).unwrap();
+    message[..len].to_vec()
 }
 
 /// Encodes a request, an accept or a rejection.
@@ -443,9 +488,8 @@ fn malformed_response_fails_the_connect() {
                         // credentials.
                         Send(bytes, fds) => {
                             let fds: Vec<_> = fds.iter().collect();
-                            while try_send_with_fds(&connection, &bytes, &fds)
-                                == Err(rustix::io::Errno::PERM)
-                            {}
+                            while try_send_with_fds(&connection, &bytes, &fds) == Err(Errno::PERM) {
+                            }
                         }
                         AcceptReverse { sends_ready: true } => {
                             reverse = Some(listener.accept_ready());
@@ -510,6 +554,89 @@ fn reverse_socket_evicted_after_ready_is_connected_again() {
             .unwrap();
         assert_eq!(ep.private_data(), b"welcome");
         drop(serving.join().unwrap());
+    });
+}
+
+/// A passive endpoint may evict a request until the nonce has arrived, and rejects the nonce of an
+/// evicted request. The client sends its request again.
+#[test]
+fn evicted_request_is_sent_again() {
+    run(async {
+        let name = format!("evicted-request-{}", std::process::id());
+        let listener = RawShmListener::listen(&name);
+        let serving = std::thread::spawn(move || {
+            let retry_later = encode_control(RETRY_LATER, 0);
+            // The client has sent the nonce, which is rejected or not read.
+            for rejects_nonce in [true, false] {
+                let (evicted, reverse) = accept_raw_client(&listener);
+                try_send_with_fds(&evicted, &retry_later, &[]).unwrap();
+                if rejects_nonce {
+                    let rejection = encode_control(REJECT_MALFORMED_CODE, 0);
+                    try_send_with_fds(&reverse, &rejection, &[]).unwrap();
+                }
+            }
+            // The reverse socket is in the backlog.
+            let evicted = accept_raw_request(&listener);
+            try_send_with_fds(&evicted, &retry_later, &[]).unwrap();
+            drop((evicted, rustix::net::accept(&listener.0).unwrap()));
+            let sockets = accept_raw_client(&listener);
+            let accept = encode_cm(1, ACCEPT, 3, b"welcome");
+            try_send_with_fds(&sockets.0, &accept, &[&segment()]).unwrap();
+            sockets
+        });
+        let ep = ConnectedEndpoint::connect(format!("shm://{name}"))
+            .await
+            .unwrap();
+        assert_eq!(ep.private_data(), b"welcome");
+        drop(serving.join().unwrap());
+    });
+}
+
+/// A passive endpoint that evicts each request fails the connect after its timeout.
+#[test]
+fn connect_whose_requests_are_evicted_ends_with_the_timeout() {
+    run(async {
+        let name = format!("evicting-{}", std::process::id());
+        let address = format!("shm://{name}");
+        let listener = RawShmListener::listen(&name);
+        let serving = std::thread::spawn(move || {
+            let head = encode_cm(1, REQUEST, 0, b"")[..12].to_vec();
+            let mut evicted = 0;
+            loop {
+                let socket = rustix::net::accept(&listener.0).unwrap();
+                // The client may have closed its reverse socket.
+                let _ = try_send_with_fds(&socket, &encode_control(READY_CODE, 0), &[]);
+                let mut message = [0; 400];
+                let received = rustix::net::recv(&socket, &mut message, RecvFlags::empty());
+                match received.map(|(_, len)| &message[..len]) {
+                    Ok(b"end") => return evicted,
+                    Ok(request) if request.starts_with(&head) => {
+                        try_send_with_fds(&socket, &encode_nonce(NONCE, 9), &[]).unwrap();
+                        let retry_later = encode_control(RETRY_LATER, 0);
+                        try_send_with_fds(&socket, &retry_later, &[]).unwrap();
+                        evicted += 1;
+                    }
+                    _ => {}
+                }
+            }
+        });
+        let connecting = ConnectedEndpoint::connect(&address[..]);
+        let refused = connecting.timeout(Duration::from_millis(300)).await;
+        let error = refused.map(drop).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::TimedOut(_)
+                    | Error::ConnectionRefused {
+                        reason: RefusalReason::Resources,
+                        ..
+                    }
+            ),
+            "{error}"
+        );
+        let end = connect_raw_to(&name);
+        try_send_with_fds(&end, b"end", &[]).unwrap();
+        assert!(serving.join().unwrap() > 1);
     });
 }
 

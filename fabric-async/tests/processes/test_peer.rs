@@ -249,6 +249,7 @@ pub(crate) fn run_role() {
         "impostor" => crate::impostors::impostor(&name),
         "connect_flood" => crate::other_users::connect_flood(&name),
         "shm connect_forever" => crate::connect_floods::connect_forever(&name),
+        "shm hold_requests" => crate::connect_floods::hold_requests(&name),
         "shm hold_handshakes" => crate::connect_floods::hold_handshakes(&name),
         "shm connect_at_once" => run(crate::connect_floods::connect_at_once(&name)),
         "shm connect_msg_at_once" => run(crate::connect_floods::connect_msg_at_once(&name)),

@@ -8,7 +8,9 @@
 //!    passive endpoint replies with a nonce, which is random and valid once, or with `RetryLater`.
 //! 3. The client connects a second socket to the passive endpoint, the *reverse socket*, and sends
 //!    the nonce over it. The passive endpoint checks that both sockets are of one process, and
-//!    hands the request to the program.
+//!    hands the request to the program. Until then it may evict either socket to make room for
+//!    others, with `RetryLater`. The client connects an evicted reverse socket again, or, if the
+//!    request was evicted, both sockets.
 //! 4. The program accepts or rejects at any time, with private data. An accept creates the ring of
 //!    the direction from the server to the client, and carries its segment.
 //! 5. The client maps the segment and answers on the reverse socket as the receiver of a connection
@@ -89,7 +91,8 @@ pub(crate) enum CmAnswer {
     Rejected(Vec<u8>),
     /// The passive endpoint, or an endpoint of another type, has refused the connection.
     Refused(RefusalReason),
-    /// The passive endpoint has too many handshakes or requests of this process.
+    /// The passive endpoint has too many handshakes or requests of this process, or has evicted
+    /// the handshake.
     RetryLater,
 }
 

@@ -101,8 +101,8 @@ pub(crate) enum ControlMessage {
     Accept(u64),
     /// Receiver: the connection is rejected.
     Reject(RefusalReason),
-    /// Receiver: the handshake is refused, because the sender's process has too many; the sender is
-    /// to connect again later.
+    /// Receiver: the handshake is refused or evicted, because there are too many; the sender is to
+    /// connect again later.
     RetryLater,
     /// Either side: the endpoint closes.
     EndpointClosed,

@@ -5,6 +5,9 @@
 //! request, which waits until the program takes it. No epoll set watches these sockets until an
 //! endpoint is opened for the request. A request that is dropped is rejected.
 //!
+//! A handshake can be evicted until the nonce has arrived on its reverse socket. The client is told
+//! to connect again (`RetryLater`). A pending request is not evicted.
+//!
 //! At most 256 handshakes are pending; a new one evicts the oldest of the process with the most.
 //! With 128 pending requests the passive endpoint accepts no connections until the program has
 //! taken half of them. Of other processes, one process may have 64 handshakes without a message,
@@ -255,7 +258,7 @@ impl ShmPassiveEndpoint {
     }
 
     /// Evicts the oldest handshake of the process with the most; one without a message if there is
-    /// one. The client of such a handshake connects again later.
+    /// one. The client connects again later: of a request, both sockets.
     fn evict_handshake(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         let mut of_process: HashMap<Option<u64>, usize> = HashMap::new();
         for (_, handshake) in &self.handshakes {
@@ -272,9 +275,7 @@ impl ShmPassiveEndpoint {
         let evicted = self.handshake_order.iter().rev().copied();
         let evicted = evicted.max_by_key(key);
         if let Some(handshake) = evicted.and_then(|index| self.take_handshake(index)) {
-            if handshake.request.is_none() {
-                control::send_control(&handshake.socket, ControlMessage::RetryLater);
-            }
+            control::send_control(&handshake.socket, ControlMessage::RetryLater);
             let error = Error::TooMany {
                 what: "pending handshakes",
                 count: MAX_PENDING_HANDSHAKES + 1,

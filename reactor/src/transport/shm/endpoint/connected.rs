@@ -91,6 +91,16 @@ enum ConnectStep {
     },
 }
 
+/// State of the reverse socket.
+enum ReverseStatus {
+    /// The socket is open, or is to be connected.
+    Open,
+    /// The passive endpoint has rejected or closed the socket. The attempt fails with this error,
+    /// unless the answer is on the socket of the request: an answer precedes the end of the reverse
+    /// socket.
+    Ended(Error),
+}
+
 /// What the passive endpoint has sent to a client whose request is valid.
 #[derive(Clone, Copy)]
 struct ReverseOffer {
@@ -110,7 +120,7 @@ enum AnswerStep {
     Accepted(CmOffer<PeerFd>, PeerCredentials),
     /// The request is valid: the reverse socket is to be connected.
     ConnectReverse(ReverseOffer),
-    /// The passive endpoint takes no request of this process now.
+    /// The passive endpoint takes no request of this process now, or has evicted the request.
     RetryLater,
 }
 
@@ -206,36 +216,40 @@ impl ShmConnectAttempt {
         Ok(())
     }
 
-    /// Receives `Ready` or `RetryLater` on the reverse socket, if one of them has arrived. Returns
-    /// whether the reverse socket is open. The passive endpoint closes it after a rejection, which
-    /// has arrived on the socket of the request then.
+    /// Receives `Ready`, `RetryLater` or a rejection on the reverse socket, if one of them has
+    /// arrived. The passive endpoint rejects the nonce of a request that it has evicted.
     ///
     /// # Errors
     /// The attempt has failed.
-    fn poll_reverse(&mut self, peer: &Address) -> Result<bool> {
+    fn poll_reverse(&mut self, peer: &Address) -> Result<ReverseStatus> {
         let ConnectStep::AwaitAccept {
             reverse,
             offer,
             is_ready,
         } = &mut self.step
         else {
-            return Ok(true);
+            return Ok(ReverseStatus::Open);
         };
+        let peer = peer.clone();
         match control::recv_control(reverse) {
-            Ok(None) => Ok(true),
+            Ok(None) => Ok(ReverseStatus::Open),
             Ok(Some(ControlEvent::Message(ControlMessage::Ready))) if !*is_ready => {
                 *is_ready = true;
-                Ok(true)
+                Ok(ReverseStatus::Open)
             }
             // The passive endpoint may evict the handshake after `Ready`.
             Ok(Some(ControlEvent::Message(ControlMessage::RetryLater))) => {
                 let offer = *offer;
-                self.connect_reverse_later(peer, offer)?;
-                Ok(true)
+                self.connect_reverse_later(&peer, offer)?;
+                Ok(ReverseStatus::Open)
             }
-            Err(ReadError::HungUp) => Ok(false),
+            Ok(Some(ControlEvent::Message(ControlMessage::Reject(reason)))) => {
+                let refused = Error::ConnectionRefused { peer, reason };
+                Ok(ReverseStatus::Ended(refused))
+            }
+            Err(ReadError::HungUp) => Ok(ReverseStatus::Ended(Error::PeerGone(peer))),
             _ => Err(violation(
-                peer.clone(),
+                peer,
                 "unexpected message on the reverse socket before the accept",
             )),
         }
@@ -354,8 +368,8 @@ impl ShmEndpoint {
         Ok(())
     }
 
-    /// Closes the socket of the request, which the passive endpoint has refused, and sets the time
-    /// of the next try.
+    /// Closes both sockets, because the passive endpoint has refused or evicted the request, and
+    /// sets the time of the next try.
     ///
     /// # Errors
     /// Those of [`ConnectRetry::next_try`].
@@ -404,11 +418,12 @@ impl ShmEndpoint {
         else {
             return Ok(false);
         };
-        let gone = Error::PeerGone(peer.clone());
-        let is_reverse_open = attempt.poll_reverse(peer)?;
+        let reverse = attempt.poll_reverse(peer)?;
         match self.poll_answer()? {
-            AnswerStep::Pending if is_reverse_open => Ok(false),
-            AnswerStep::Pending => Err(gone),
+            AnswerStep::Pending => match reverse {
+                ReverseStatus::Open => Ok(false),
+                ReverseStatus::Ended(error) => Err(error),
+            },
             AnswerStep::RequestSent => Ok(true),
             AnswerStep::RetryLater => {
                 self.connect_request_later(ctx)?;
@@ -466,13 +481,7 @@ impl ShmEndpoint {
                 let server = credentials;
                 Ok(AnswerStep::ConnectReverse(ReverseOffer { nonce, server }))
             }
-            (CmAnswer::RetryLater, _) if matches!(attempt.step, ConnectStep::AwaitNonce) => {
-                Ok(AnswerStep::RetryLater)
-            }
-            (CmAnswer::RetryLater, _) => Err(violation(
-                peer,
-                "control message out of order: retry after the nonce",
-            )),
+            (CmAnswer::RetryLater, _) => Ok(AnswerStep::RetryLater),
             (CmAnswer::Nonce(_), _) => {
                 Err(violation(peer, "connection message out of order: nonce"))
             }
@@ -583,8 +592,8 @@ impl ShmEndpoint {
                 ..
             }
         );
-        if is_unready && !attempt.poll_reverse(&peer)? {
-            return Err(Error::PeerGone(peer));
+        if is_unready && let ReverseStatus::Ended(error) = attempt.poll_reverse(&peer)? {
+            return Err(error);
         }
         let step = std::mem::replace(&mut attempt.step, ConnectStep::AwaitNonce);
         let ConnectStep::AwaitAccept {
