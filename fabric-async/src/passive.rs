@@ -35,8 +35,9 @@ use crate::resolve;
 /// of its own, as a domain has, so a request may be accepted in any domain of the provider. Up to
 /// 128 requests are queued, including those of clients that have disconnected meanwhile; further
 /// connections wait in the kernel's backlog. A client has ten seconds after connecting to send its
-/// request. At most 256 connections without a request are kept: a further one evicts the oldest.
-/// Over `shm`, one other process has at most 64 of these connections and 64 requests. A
+/// request. At most 256 connections without a request are kept: a further one evicts the oldest,
+/// over `shm` that of the process with the most if it has more than 8. Over `shm`, another process
+/// has at most 64 of these connections and 64 requests, and those of this process have no limit. A
 /// connection that is rejected for a protocol error or a limit is an event,
 /// [`InboundRefused`](crate::EventKind::InboundRefused).
 ///

@@ -12,12 +12,15 @@ use fabric_async::{
 };
 use futures_util::future::join_all;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
 
-use crate::connected_shm_hostile::{is_evicted, listen, send_requests};
+use crate::connected_shm_hostile::{abstract_name, is_evicted, listen, send_requests};
+use crate::forks::connect_in_child;
 use crate::health::next_rejection;
+use crate::hostile::READY_CODE;
 use crate::leak_check::{run_in_own_process, wait_until};
+use crate::rma::encode_control;
 use crate::run;
 use crate::test_peer::TestPeer;
 
@@ -96,13 +99,29 @@ fn try_connect(name: &str) -> Option<OwnedFd> {
         Err(Errno::MFILE) => return None,
         Err(errno) => panic!("{errno}"),
     };
-    let path = format!("fabric-async/shm/{name}");
-    let address = SocketAddrUnix::new_abstract_name(path.as_bytes()).unwrap();
-    match rustix::net::connect(&socket, &address) {
+    match rustix::net::connect(&socket, &abstract_name(name)) {
         Ok(()) => Some(socket),
         Err(Errno::AGAIN) => None,
         Err(errno) => panic!("{errno}"),
     }
+}
+
+/// Connects this number of sockets to a listener from a process that has none yet.
+fn connect_from_another_process(name: &str, count: usize) -> Vec<OwnedFd> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let sockets = (0..count).map(|_| rustix::net::socket(family, kind, None).unwrap());
+    let sockets: Vec<_> = sockets.collect();
+    connect_in_child(&sockets, &abstract_name(name));
+    sockets
+}
+
+/// Waits until the listener has admitted this socket.
+async fn recv_ready(socket: &OwnedFd) {
+    let mut ready = [0; 20];
+    while rustix::net::recv(socket, &mut ready, RecvFlags::DONTWAIT).is_err() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(ready[..], encode_control(READY_CODE, 0));
 }
 
 /// Starts a peer, and waits until it has stopped.
@@ -288,40 +307,48 @@ fn pending_handshakes_of_a_process_with_a_passive_endpoint_are_limited() {
     });
 }
 
-/// Handshakes of processes that fill a passive endpoint are evicted, and none of another process.
+/// A full passive endpoint evicts the oldest handshakes, but none of this process, and of a process
+/// with many those beyond what processes with few have.
 #[test]
-fn full_passive_endpoint_evicts_handshakes_of_the_process_with_most() {
-    const ATTACKERS: usize = PASSIVE_HANDSHAKES / PASSIVE_HANDSHAKE_SHARE;
-    run(async {
-        let (mut listener, mut events) = listen().await;
-        let name = listener.name().to_string();
-        let oldest = try_connect(listener.name().name()).unwrap();
-        let mut attackers = Vec::new();
-        let (mut refused, mut evicted) = (0, 0);
-        for attacker in 1..=ATTACKERS {
-            attackers.push(start_stopped("shm hold_handshakes", &name));
-            while refused < (attacker * (AT_ONCE - PASSIVE_HANDSHAKE_SHARE)) as u64 {
-                assert!(listener.try_accept().is_none());
-                while let Some(event) = events.try_read() {
-                    match event.kind {
-                        EventKind::InboundRefused {
-                            error: Error::TooMany { limit, .. },
-                            count,
-                        } if limit == PASSIVE_HANDSHAKES => evicted += count,
-                        EventKind::InboundRefused { count, .. } => refused += count,
-                        _ => {}
-                    }
+fn full_passive_endpoint_evicts_fairly() {
+    /// Handshakes of one process up to which none is evicted because others have fewer.
+    const FEW: usize = 8;
+    const MANY: usize = 20;
+    run_in_own_process(
+        "connect_floods::full_passive_endpoint_evicts_fairly",
+        || {
+            run(async {
+                let (listener, mut events) = listen().await;
+                let name = listener.name().name();
+                let own = try_connect(name).unwrap();
+                let others: Vec<_> = (0..PASSIVE_HANDSHAKES - 2)
+                    .map(|_| connect_from_another_process(name, 1))
+                    .collect();
+                let two = connect_from_another_process(name, 2);
+                for socket in others.iter().flatten().chain(&two).chain([&own]) {
+                    recv_ready(socket).await;
                 }
-            }
-        }
-        assert_eq!(evicted, 1);
-        let recv = || rustix::net::recv(&oldest, &mut [0; 64][..], RecvFlags::DONTWAIT);
-        recv().expect("`Ready`");
-        let second = recv().expect_err("the oldest handshake is evicted");
-        assert_eq!(second, Errno::AGAIN);
-        let mut client = TestPeer::start("shm connect_msg_in_turn", &name);
-        serve_msg(&mut listener, &mut client, CONNECTIONS).await;
-    });
+                assert!(events.try_read().is_none(), "no handshake is evicted");
+
+                let many = connect_from_another_process(name, MANY);
+                let mut evicted = 0;
+                while evicted < MANY as u64 {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    evicted += take_refused(&mut events, PASSIVE_HANDSHAKES);
+                }
+                assert_eq!(evicted, MANY as u64);
+                for (position, socket) in others.iter().flatten().enumerate() {
+                    assert_eq!(is_evicted(socket), position < FEW, "{position}");
+                }
+                for (position, socket) in many.iter().enumerate() {
+                    recv_ready(socket).await;
+                    assert_eq!(is_evicted(socket), position < MANY - FEW, "{position}");
+                }
+                assert!(!two.iter().any(is_evicted));
+                assert!(!is_evicted(&own));
+            });
+        },
+    );
 }
 
 /// The client of a request that is evicted is told to connect again.

@@ -3,11 +3,13 @@
 #![allow(unsafe_code)] // pre_exec
 
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fabric_async::{DownReason, Endpoint, Error, EventQueue, FiAddr, WaitPolicy};
+use rustix::net::SocketAddrUnix;
 
 use crate::health::{assert_still_works, next_down_reason};
 use crate::leak_check::run_in_own_process;
@@ -121,6 +123,26 @@ fn fork_child(mut action: impl FnMut() + Send + Sync + 'static) -> impl Drop {
     });
     done.read_exact(&mut [0]).unwrap();
     Forked(Some(release), Some(starter))
+}
+
+/// Connects sockets to an address from a child, which then ends. The kernel reports the child as
+/// the process of the client.
+pub(crate) fn connect_in_child(sockets: &[OwnedFd], to: &SocketAddrUnix) {
+    let clones: Vec<_> = sockets
+        .iter()
+        .map(|socket| socket.try_clone().unwrap())
+        .collect();
+    let to = to.clone();
+    let mut program = Command::new("true");
+    let child = move || {
+        for socket in &clones {
+            rustix::net::connect(socket, &to)?;
+        }
+        Ok(())
+    };
+    // SAFETY: the child makes only system calls before it executes the program.
+    unsafe { program.pre_exec(child) };
+    assert!(program.status().expect("fork and exec").success());
 }
 
 /// A forked child shares all descriptors. When the child closes its copies of the endpoints, the

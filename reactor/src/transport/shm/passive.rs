@@ -8,14 +8,16 @@
 //! A handshake can be evicted until the nonce has arrived on its reverse socket. The client is told
 //! to connect again (`RetryLater`). A pending request is not evicted.
 //!
-//! At most 256 handshakes are pending; a new one evicts the oldest of the process with the most.
+//! At most 256 handshakes of other processes are pending; a new one evicts another (`handshakes`).
 //! With 128 pending requests the passive endpoint accepts no connections until the program has
 //! taken half of them. Of other processes, one process may have 64 handshakes without a message,
 //! and 64 requests that wait for the reverse socket or the program. Beyond that its connections and
 //! requests are refused with `RetryLater`. The two limits are separate, so that the requests of a
 //! process cannot keep their own reverse sockets out.
 
-use std::collections::{HashMap, VecDeque};
+mod handshakes;
+
+use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,8 +28,8 @@ use fabric_core::transport::{
     WaitToken,
 };
 use fabric_core::{Address, Error, RefusalReason, Result};
-use slab::Slab;
 
+use self::handshakes::{MAX_PENDING, RequestHandshake, RequestHandshakes};
 use super::cm::{self, CmClientMessage, CmOffer};
 use super::conn_req::{CheckedRequest, PendingRequest, ShmConnReqHandle};
 use super::control::{self, ControlMessage, ReadError};
@@ -39,9 +41,6 @@ use crate::sys::closer::{self, PeerFd};
 use crate::sys::os_error::os_error;
 use crate::sys::timer::Timer;
 
-/// Limit of pending handshakes. At the limit a new one evicts the oldest of the process with the
-/// most.
-const MAX_PENDING_HANDSHAKES: usize = 256;
 /// Limit of handshakes without a message, of one other process.
 const MAX_SILENT_OF_PROCESS: usize = 64;
 /// Limit of requests that wait for the reverse socket or for the program, of one other process.
@@ -63,9 +62,7 @@ pub(crate) struct ShmPassiveEndpoint {
     /// Expires at the earliest deadline of a handshake, or when accepting is tried again.
     timer: Timer,
     accept_state: AcceptState,
-    handshakes: Slab<RequestHandshake>,
-    /// Indices in `handshakes`, earliest deadline first.
-    handshake_order: VecDeque<usize>,
+    handshakes: RequestHandshakes,
     /// Pending requests with the process of the client, oldest first.
     requests: VecDeque<(Option<u64>, ConnReq)>,
 }
@@ -79,16 +76,6 @@ enum AcceptState {
     QueueFull,
     /// Connections stay in the backlog until this time.
     RetryAt(Instant),
-}
-
-/// A socket of a client that has not completed its request.
-struct RequestHandshake {
-    socket: ShmSocket,
-    client: PeerCredentials,
-    /// The request, which waits for the reverse socket; `None` until it has arrived, and on a
-    /// reverse socket.
-    request: Option<CheckedRequest>,
-    deadline: Instant,
 }
 
 impl<E: EngineContext> TransportEndpoint<E> for ShmPassiveEndpoint {
@@ -151,8 +138,7 @@ impl ShmPassiveEndpoint {
             wait_set,
             timer,
             accept_state: AcceptState::Accepting,
-            handshakes: Slab::new(),
-            handshake_order: VecDeque::new(),
+            handshakes: RequestHandshakes::default(),
             requests: VecDeque::new(),
         })
     }
@@ -175,12 +161,7 @@ impl ShmPassiveEndpoint {
                 return self.pause_accept();
             }
             let handshakes = &self.handshakes;
-            let is_at_share = |process| {
-                let of_process = handshakes.iter().filter(|(_, handshake)| {
-                    handshake.request.is_none() && handshake.client.process == process
-                });
-                of_process.count() >= MAX_SILENT_OF_PROCESS
-            };
+            let is_at_share = |process| handshakes.count_silent(process) >= MAX_SILENT_OF_PROCESS;
             match rx_connection::accept(&self.listener, &mut budget, is_at_share) {
                 Ok(Some(Accepted::Admitted(socket, client))) => {
                     self.add_handshake(ctx, socket, client);
@@ -228,58 +209,36 @@ impl ShmPassiveEndpoint {
         self.accept(ctx);
     }
 
-    /// Adds a client that was admitted. Evicts a handshake if there are too many.
+    /// Adds a client that was admitted. Evicts a handshake at the limit.
     fn add_handshake(
         &mut self,
         ctx: &mut EndpointContext<'_, impl EngineContext>,
         mut socket: ShmSocket,
         client: PeerCredentials,
     ) {
-        let index = self.handshakes.vacant_key();
+        let index = self.handshakes.next_index();
         let token = ShmToken::Rx(index as u32).pack(self.id);
         // A socket that cannot be watched (`ENOSPC`, `ENOMEM`) is closed.
         if socket.watch(&self.wait_set, token).is_err() {
             return;
         }
-        self.handshakes.insert(RequestHandshake {
+        let is_only = self.handshakes.insert(RequestHandshake {
             socket,
             client,
             request: None,
             deadline: Instant::now() + REQUEST_TIMEOUT,
         });
-        self.handshake_order.push_back(index);
-        if self.handshake_order.len() == 1 {
+        if is_only {
             self.arm_timer();
         }
         self.poll_handshake(ctx, index);
-        if self.handshake_order.len() > MAX_PENDING_HANDSHAKES {
-            self.evict_handshake(ctx);
-        }
-    }
-
-    /// Evicts the oldest handshake of the process with the most; one without a message if there is
-    /// one. The client connects again later: of a request, both sockets.
-    fn evict_handshake(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
-        let mut of_process: HashMap<Option<u64>, usize> = HashMap::new();
-        for (_, handshake) in &self.handshakes {
-            *of_process.entry(handshake.client.process).or_default() += 1;
-        }
-        let key = |index: &usize| {
-            let handshake = &self.handshakes[*index];
-            (
-                of_process[&handshake.client.process],
-                handshake.request.is_none(),
-            )
-        };
-        // The last of equal elements is the oldest handshake.
-        let evicted = self.handshake_order.iter().rev().copied();
-        let evicted = evicted.max_by_key(key);
-        if let Some(handshake) = evicted.and_then(|index| self.take_handshake(index)) {
-            control::send_control(&handshake.socket, ControlMessage::RetryLater);
+        if let Some(evicted) = self.handshakes.evict() {
+            // The client connects again later: of a request, both sockets.
+            control::send_control(&evicted.socket, ControlMessage::RetryLater);
             let error = Error::TooMany {
                 what: "pending handshakes",
-                count: MAX_PENDING_HANDSHAKES + 1,
-                limit: MAX_PENDING_HANDSHAKES,
+                count: MAX_PENDING + 1,
+                limit: MAX_PENDING,
             };
             ctx.event(EventKind::InboundRefused { error, count: 1 });
         }
@@ -294,7 +253,7 @@ impl ShmPassiveEndpoint {
         let message = match cm::recv_client_message(&handshake.socket) {
             Ok(Some(message)) => message,
             Ok(None) => return,
-            Err(ReadError::HungUp) => return drop(self.take_handshake(index)),
+            Err(ReadError::HungUp) => return drop(self.handshakes.take(index)),
             Err(error) => {
                 let rejection = Rejection::of_read(error, placeholder_address(client.pid));
                 return self.reject(ctx, index, rejection);
@@ -302,8 +261,8 @@ impl ShmPassiveEndpoint {
         };
         let is_first_request =
             handshake.request.is_none() && matches!(message, CmClientMessage::Request(_));
-        if is_first_request && self.has_share_of_requests(client.process) {
-            if let Some(handshake) = self.take_handshake(index) {
+        if is_first_request && self.has_share_of_requests(client) {
+            if let Some(handshake) = self.handshakes.take(index) {
                 control::send_control(&handshake.socket, ControlMessage::RetryLater);
             }
             let error = Error::TooMany {
@@ -335,17 +294,12 @@ impl ShmPassiveEndpoint {
         client: PeerCredentials,
         nonce: u64,
     ) -> Result<(), Rejection> {
-        let has_nonce = |(_, handshake): &(usize, &RequestHandshake)| {
-            let request = handshake.request.as_ref();
-            request.is_some_and(|request| request.nonce == nonce && request.credentials == client)
-        };
-        let found = self.handshakes.iter().find(has_nonce);
-        let request_index = found.map(|(index, _)| index);
+        let request_index = self.handshakes.find_request(client, nonce);
         let request_index = request_index
             .ok_or_else(|| malformed(client, "nonce of no pending connection request"))?;
         let (Some(requesting), Some(reverse)) = (
-            self.take_handshake(request_index),
-            self.take_handshake(reverse_index),
+            self.handshakes.take(request_index),
+            self.handshakes.take(reverse_index),
         ) else {
             return Ok(());
         };
@@ -370,14 +324,13 @@ impl ShmPassiveEndpoint {
         Ok(())
     }
 
-    /// Returns whether another process has as many requests as one process may have.
-    fn has_share_of_requests(&self, process: Option<u64>) -> bool {
-        let waiting = self.handshakes.iter().filter(|(_, handshake)| {
-            handshake.request.is_some() && handshake.client.process == process
-        });
-        let pending = self.requests.iter().filter(|(of, _)| *of == process);
-        process != Some(std::process::id().into())
-            && waiting.count() + pending.count() >= MAX_REQUESTS_OF_PROCESS
+    /// Returns whether the process of this client is another one, and has as many requests as one
+    /// process may have.
+    fn has_share_of_requests(&self, client: PeerCredentials) -> bool {
+        let queued = self.requests.iter().filter(|(of, _)| *of == client.process);
+        !client.is_this_process()
+            && self.handshakes.count_requests(client.process) + queued.count()
+                >= MAX_REQUESTS_OF_PROCESS
     }
 
     /// Rejects a client, reports the rejection, and closes the socket.
@@ -387,27 +340,20 @@ impl ShmPassiveEndpoint {
         index: usize,
         rejection: Rejection,
     ) {
-        if let Some(handshake) = self.take_handshake(index) {
+        if let Some(handshake) = self.handshakes.take(index) {
             let error = rejection.send(&handshake.socket);
             ctx.event(EventKind::InboundRefused { error, count: 1 });
         }
     }
 
-    /// Removes a handshake.
-    fn take_handshake(&mut self, index: usize) -> Option<RequestHandshake> {
-        self.handshake_order.retain(|pending| *pending != index);
-        self.handshakes.try_remove(index)
-    }
-
     /// Sets the timer to the earliest deadline of a handshake or of accepting again.
     fn arm_timer(&self) {
-        let oldest = self.handshake_order.front();
-        let oldest = oldest.and_then(|index| Some(self.handshakes.get(*index)?.deadline));
+        let deadline = self.handshakes.next_deadline();
         let retry = match self.accept_state {
             AcceptState::RetryAt(retry) => Some(retry),
             AcceptState::Accepting | AcceptState::QueueFull => None,
         };
-        let next = oldest.into_iter().chain(retry).min();
+        let next = deadline.into_iter().chain(retry).min();
         self.timer
             .set(next.map(|next| next.saturating_duration_since(Instant::now())));
     }
@@ -419,20 +365,16 @@ impl ShmPassiveEndpoint {
         if matches!(self.accept_state, AcceptState::RetryAt(retry) if retry <= now) {
             self.resume_accept(ctx);
         }
-        while let Some(&oldest) = self.handshake_order.front()
-            && let Some(handshake) = self.handshakes.get_mut(oldest)
-            && handshake.deadline <= now
-        {
+        while let Some((index, handshake)) = self.handshakes.first_expired(now) {
             // While the queue is full, the reverse socket may wait in the backlog.
             if handshake.request.is_some() && self.accept_state == AcceptState::QueueFull {
-                handshake.deadline = now + REQUEST_TIMEOUT;
-                self.handshake_order.rotate_left(1);
+                self.handshakes.extend(index, now + REQUEST_TIMEOUT);
                 continue;
             }
             let peer = placeholder_address(handshake.client.pid);
             let what = "no connection request before the handshake timeout (10 s)";
             let rejection = Rejection::protocol(RefusalReason::Malformed, peer, what);
-            self.reject(ctx, oldest, rejection);
+            self.reject(ctx, index, rejection);
         }
         self.arm_timer();
     }

@@ -109,6 +109,11 @@ impl PeerCredentials {
         ProcessCredentials::new(self.uid, self.gid, self.pid)
     }
 
+    /// Returns whether the peer is this process.
+    pub(crate) fn is_this_process(&self) -> bool {
+        self.process == Some(std::process::id().into())
+    }
+
     /// Checks that the peer's process belongs to the user of this process.
     ///
     /// # Errors

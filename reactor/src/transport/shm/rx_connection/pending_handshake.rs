@@ -311,9 +311,7 @@ pub(crate) fn accept(
         // A process that connects and disconnects in a loop must not take more time than this.
         Ok(_) if socket.has_hung_up() => Accepted::Disconnected,
         // A process does not flood itself.
-        Ok(peer)
-            if peer.process != Some(std::process::id().into()) && is_at_share(peer.process) =>
-        {
+        Ok(peer) if !peer.is_this_process() && is_at_share(peer.process) => {
             control::send_control(&socket, ControlMessage::RetryLater);
             Accepted::AtShare
         }
