@@ -15,12 +15,12 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
 
-use crate::connected_shm_hostile::{abstract_name, is_evicted, listen, send_requests};
+use crate::connected_shm_hostile::{RETRY_LATER, abstract_name, is_evicted, listen, send_requests};
 use crate::forks::connect_in_child;
 use crate::health::next_rejection;
-use crate::hostile::READY_CODE;
+use crate::hostile::{READY_CODE, try_send_with_fds};
 use crate::leak_check::{run_in_own_process, wait_until};
-use crate::rma::encode_control;
+use crate::rma::{RawShmListener, encode_control, recv_control};
 use crate::run;
 use crate::test_peer::TestPeer;
 
@@ -180,6 +180,12 @@ pub(crate) async fn connect_beside_stalled(names: &str) {
     assert!(held.iter().all(Option::is_some));
     stop_this_process();
     connect_in_turn(honest).await;
+    let mut evicted = 0;
+    for socket in held.iter().flatten() {
+        recv_ready(socket).await;
+        evicted += usize::from(is_evicted(socket));
+    }
+    assert_eq!(evicted > 0, stalled == honest.rsplit("://").next().unwrap());
 }
 
 /// Plays a client whose endpoints connect at the same time: stops once all have begun to connect.
@@ -267,6 +273,30 @@ fn stalled_handshakes_of_a_process_make_room() {
         client.resume();
         serve(&ep, &mut client, CONNECTIONS).await;
         assert!(ep.stats().inbound_refused > 0, "the share was not used up");
+    });
+}
+
+/// An endpoint may evict a handshake until it has accepted. The client connects again.
+#[test]
+fn evicted_hello_is_sent_again() {
+    run(async {
+        let name = format!("evicted-hello-{}", std::process::id());
+        let listener = RawShmListener::listen(&name);
+        let serving = std::thread::spawn(move || {
+            for _ in 0..3 {
+                let evicted = listener.accept_ready();
+                recv_control(&evicted);
+                try_send_with_fds(&evicted, &encode_control(RETRY_LATER, 0), &[]).unwrap();
+            }
+            let accepted = listener.accept_ready();
+            recv_control(&accepted);
+            try_send_with_fds(&accepted, &encode_control(0, 1), &[]).unwrap();
+            accepted
+        });
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
+        ep.send(peer, "request").await.unwrap();
+        drop(serving.join().unwrap());
     });
 }
 

@@ -26,7 +26,7 @@ const REJECT: u16 = 3;
 const NONCE: u16 = 4;
 const REVERSE: u16 = 5;
 const REJECT_MALFORMED_CODE: u16 = 3;
-const RETRY_LATER: u16 = 6;
+pub(crate) const RETRY_LATER: u16 = 6;
 /// Pending requests at which a passive endpoint stops accepting connections.
 const MAX_PENDING_REQUESTS: usize = 128;
 const RING_LINES: u32 = 64;
@@ -91,8 +91,15 @@ pub(crate) fn is_evicted(socket: &OwnedFd) -> bool {
             return false;
         }
     }
-    assert_eq!(recv_blocking(socket), b"", "the socket is closed");
-    true
+    loop {
+        match rustix::net::recv(socket, &mut message, RecvFlags::DONTWAIT) {
+            Err(Errno::AGAIN) => std::thread::yield_now(),
+            received => {
+                assert_eq!(received.map(|(_, len)| len), Ok(0), "the socket is closed");
+                return true;
+            }
+        }
+    }
 }
 
 fn recv_blocking(socket: &OwnedFd) -> Vec<u8> {

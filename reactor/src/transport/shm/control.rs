@@ -11,7 +11,8 @@
 //! 3. The receiver maps the segment and sends `Accept`, or `Reject`.
 //!
 //! A receiver that has as many handshakes of one process as it takes sends `RetryLater` in place of
-//! `Ready`, and the sender connects again (`connect_retry`).
+//! `Ready`. It also sends `RetryLater` when it evicts a handshake to make room for others. The
+//! sender connects again (`connect_retry`).
 //!
 //! Afterwards both sides ring the doorbell over the socket: a message that is sent only to a peer
 //! that sleeps. The sender also requests and grants memory. If the socket hangs up without

@@ -152,8 +152,16 @@ impl RxConnections {
         }
     }
 
+    /// Evicts a pending handshake: the peer is told to connect again.
+    fn evict(&mut self, rx_index: usize) {
+        if let Some(handshake) = self.take_handshake(rx_index) {
+            handshake.send_retry_later();
+            self.release(rx_index);
+        }
+    }
+
     /// Makes room for another handshake if `max_of_process` of this process are pending, and
-    /// [`MIN_HANDSHAKES`] of this endpoint: drops the endpoint's oldest handshake if it is older
+    /// [`MIN_HANDSHAKES`] of this endpoint: evicts the endpoint's oldest handshake if it is older
     /// than `timeout`. Returns false if there is no room.
     pub(crate) fn make_handshake_room(&mut self, max_of_process: usize, timeout: Duration) -> bool {
         let own = self.handshaking.len();
@@ -170,14 +178,13 @@ impl RxConnections {
         {
             return false;
         }
-        self.handshaking.pop_front();
-        self.slots.try_remove(oldest);
+        self.evict(oldest);
         true
     }
 
     /// Makes room for another handshake with a process that has its share of the handshakes of this
-    /// process, if [`MIN_HANDSHAKES`] of them are of this endpoint: drops the oldest of these if it
-    /// is older than `timeout`. Returns false if there is no room.
+    /// process, if [`MIN_HANDSHAKES`] of them are of this endpoint: evicts the oldest of these if
+    /// it is older than `timeout`. Returns false if there is no room.
     pub(crate) fn make_room_at_share(&mut self, process: Option<u64>, timeout: Duration) -> bool {
         let age_with_process = |index: &usize| match self.slots.get(*index) {
             Some(RxSlot::Handshaking(handshake)) => {
@@ -185,9 +192,9 @@ impl RxConnections {
             }
             _ => None,
         };
-        let mut own = (self.handshaking.iter().enumerate())
-            .filter_map(|(at, index)| Some((at, *index, age_with_process(index)?)));
-        let Some((at, oldest, age)) = own.next() else {
+        let own = self.handshaking.iter();
+        let mut own = own.filter_map(|index| Some((*index, age_with_process(index)?)));
+        let Some((oldest, age)) = own.next() else {
             return true;
         };
         if 1 + own.count() < MIN_HANDSHAKES {
@@ -196,8 +203,7 @@ impl RxConnections {
         if age < timeout {
             return false;
         }
-        self.handshaking.remove(at);
-        self.slots.try_remove(oldest);
+        self.evict(oldest);
         true
     }
 

@@ -70,8 +70,9 @@ pub(crate) struct TxConnection {
     /// Incarnation that the peer must have; `None` if any endpoint of the name is accepted.
     pub(crate) expected_incarnation: Option<Incarnation>,
     state: TxConnectionState,
-    /// Time limit and tries of the connect of a connectionless endpoint.
-    retry: ConnectRetry,
+    /// Time limit and tries of the connect of a connectionless endpoint; `None` until it connects,
+    /// and for a connected endpoint.
+    retry: Option<ConnectRetry>,
     /// Endpoint of the peer whose end was reported to the application, so that the end is not
     /// reported twice.
     end_reported: Option<PeerIdentity>,
@@ -203,7 +204,7 @@ impl TxConnection {
             addr,
             expected_incarnation: None,
             state: TxConnectionState::Closed,
-            retry: ConnectRetry::of_refusals(CONNECT_TIMEOUT),
+            retry: None,
             end_reported: None,
             queue: VecDeque::new(),
             settings,
@@ -444,7 +445,7 @@ impl TxConnection {
     /// is [one](Self::next_try).
     pub(crate) fn connect(&mut self, local: LocalEnd<'_>) -> Result<()> {
         if self.is_closed() {
-            self.retry = ConnectRetry::of_refusals(CONNECT_TIMEOUT);
+            self.retry = Some(ConnectRetry::of_refusals(CONNECT_TIMEOUT));
             self.try_connect(local)?;
             self.end_reported = None;
         }
@@ -467,8 +468,9 @@ impl TxConnection {
     /// # Errors
     /// Those of [`ConnectRetry::next_try`].
     fn connect_later(&mut self) -> Result<()> {
-        let next = self.retry.next_try(&self.peer_address)?;
-        self.state = TxConnectionState::Retrying(next);
+        let retry = self.retry.as_mut();
+        let retry = retry.ok_or_else(|| Error::PeerGone(self.peer_address.clone()))?;
+        self.state = TxConnectionState::Retrying(retry.next_try(&self.peer_address)?);
         Ok(())
     }
 

@@ -119,6 +119,11 @@ impl PendingHandshake {
         self.accepted_at.elapsed()
     }
 
+    /// Tells the peer to connect again, before the handshake is evicted.
+    pub(crate) fn send_retry_later(&self) {
+        control::send_control(&self.socket, ControlMessage::RetryLater);
+    }
+
     /// Receives the hello of the peer, and sends `Reject` if the hello is invalid.
     pub(crate) fn poll_handshake(self) -> HandshakeOutcome {
         let Self { socket, peer, .. } = &self;

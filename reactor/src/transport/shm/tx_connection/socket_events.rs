@@ -128,14 +128,14 @@ impl TxConnection {
         }
     }
 
-    /// Handles `RetryLater`: the endpoint connects again later.
+    /// Handles `RetryLater` before `Accept`: a connectionless endpoint connects again later.
     fn on_retry_later(&mut self) -> Result<(), TxEndCause> {
-        match &self.state {
-            TxConnectionState::Connecting(channel) if !channel.hello_sent() => self
+        match (&self.state, &self.retry) {
+            (TxConnectionState::Connecting(_), Some(_)) => self
                 .connect_later()
                 .map_err(|_| TxEndCause::Rejected(RefusalReason::Resources)),
             _ => Err(TxEndCause::ProtocolViolation(
-                "control message out of order: retry after ready",
+                "control message out of order: retry after accept",
             )),
         }
     }
