@@ -17,9 +17,9 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
 
 use crate::connected_shm_hostile::{RETRY_LATER, abstract_name, is_evicted, listen, send_requests};
 use crate::forks::connect_in_child;
-use crate::health::next_rejection;
+use crate::health::{next_rejection, take_refused_count};
 use crate::hostile::{READY_CODE, try_send_with_fds};
-use crate::leak_check::{run_in_own_process, wait_until};
+use crate::leak_check::{ResourceUsage, run_in_own_process, wait_until};
 use crate::rma::{RawShmListener, encode_control, recv_control};
 use crate::run;
 use crate::test_peer::TestPeer;
@@ -55,15 +55,15 @@ pub(crate) fn connect_forever(name: &str) {
     });
 }
 
-/// Plays an attacker: connects [`AT_ONCE`] times, stops, and keeps the connections.
-pub(crate) fn hold_handshakes(name: &str) {
+/// Plays an attacker: connects [`AT_ONCE`] times, reads nothing, and stops. The exit code is the
+/// number of connections that were refused meanwhile.
+pub(crate) fn hold_handshakes(name: &str) -> ! {
     let name = name.rsplit("://").next().unwrap();
     let held: Vec<_> = (0..AT_ONCE).map(|_| try_connect(name)).collect();
     assert!(held.iter().all(Option::is_some));
     stop_this_process();
-    loop {
-        std::thread::park();
-    }
+    let refused = held.iter().flatten().filter(|socket| is_refused(socket));
+    std::process::exit(refused.count() as i32)
 }
 
 /// Plays an attacker: sends requests without their reverse sockets, and stops. `count_and_name` are
@@ -122,6 +122,14 @@ async fn recv_ready(socket: &OwnedFd) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(ready[..], encode_control(READY_CODE, 0));
+}
+
+/// Returns whether the first message is `RetryLater` and not `Ready`. It has arrived.
+fn is_refused(socket: &OwnedFd) -> bool {
+    let mut message = [0; 20];
+    rustix::net::recv(socket, &mut message, RecvFlags::PEEK).expect("a message of the listener");
+    let is_ready = message[..] == encode_control(READY_CODE, 0);
+    !is_ready && is_evicted(socket)
 }
 
 /// Starts a peer, and waits until it has stopped.
@@ -335,6 +343,61 @@ fn pending_handshakes_of_a_process_with_a_passive_endpoint_are_limited() {
         assert_eq!(refused, expected);
         assert_eq!(take_refused(&mut events, PASSIVE_HANDSHAKE_SHARE), 0);
     });
+}
+
+/// Refusals do not wait for their clients: the message and the end are in the socket of a client
+/// that reads nothing, and this process keeps no descriptor of it. The handshakes of each process
+/// and of all are bounded.
+#[test]
+fn refused_clients_that_read_nothing_hold_no_descriptors() {
+    run_in_own_process(
+        "connect_floods::refused_clients_that_read_nothing_hold_no_descriptors",
+        || {
+            run(async {
+                let ep = Endpoint::bind("shm://").await.unwrap();
+                let (mut listener, mut events) = listen().await;
+                ResourceUsage::wait_stable().await;
+                let name = ep.name().to_string();
+                let mut attackers = [(); 2].map(|()| start_stopped("shm hold_handshakes", &name));
+                // No connection is accepted before the next await.
+                let before = ResourceUsage::current();
+                let refused = 2 * (AT_ONCE - HANDSHAKE_SHARE);
+                wait_until(&ep, |stats| stats.inbound_refused == refused as u64).await;
+                let held = ResourceUsage::wait_stable().await.descriptors - before.descriptors;
+                assert_eq!(held, 2 * HANDSHAKE_SHARE);
+                assert_eq!(count_refused(&mut attackers).await, refused);
+
+                // The last process evicts one handshake with each connection, of those with the
+                // most, and so does not get its share.
+                const FULL: usize = PASSIVE_HANDSHAKES / PASSIVE_HANDSHAKE_SHARE;
+                ResourceUsage::wait_stable().await;
+                let name = listener.name().to_string();
+                let attackers = [(); FULL + 1];
+                let mut attackers = attackers.map(|()| start_stopped("shm hold_handshakes", &name));
+                let before = ResourceUsage::current();
+                let refused = FULL * (AT_ONCE - PASSIVE_HANDSHAKE_SHARE);
+                let mut counted = 0;
+                while counted < (refused + AT_ONCE) as u64 {
+                    assert!(listener.try_accept().is_none());
+                    counted += take_refused_count(&mut events);
+                }
+                let held = ResourceUsage::wait_stable().await.descriptors - before.descriptors;
+                assert_eq!(held, PASSIVE_HANDSHAKES);
+                assert_eq!(count_refused(&mut attackers).await, refused);
+            });
+        },
+    );
+}
+
+/// Continues attackers, and returns how many of their connections were refused.
+async fn count_refused(attackers: &mut [TestPeer]) -> usize {
+    let mut refused = 0;
+    for attacker in attackers {
+        attacker.resume();
+        client_ended(attacker).await;
+        refused += attacker.0.wait().unwrap().code().unwrap() as usize;
+    }
+    refused
 }
 
 /// A full passive endpoint evicts the oldest handshakes, but none of this process, and of a process
