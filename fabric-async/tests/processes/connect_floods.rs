@@ -22,6 +22,7 @@ use crate::hostile::{READY_CODE, try_send_with_fds};
 use crate::leak_check::{ResourceUsage, run_in_own_process, wait_until};
 use crate::rma::{RawShmListener, encode_control, recv_control};
 use crate::run;
+use crate::shm_limits::set_descriptor_limit;
 use crate::test_peer::TestPeer;
 
 /// Threads of the attacker that connect.
@@ -398,6 +399,39 @@ async fn count_refused(attackers: &mut [TestPeer]) -> usize {
         refused += attacker.0.wait().unwrap().code().unwrap() as usize;
     }
     refused
+}
+
+/// With few descriptors, the handshakes of a passive endpoint take a quarter of them.
+#[test]
+fn handshakes_with_a_passive_endpoint_leave_descriptors_to_the_program() {
+    const LIMIT: usize = 256;
+    const ATTACKERS: usize = 5;
+    run_in_own_process(
+        "connect_floods::handshakes_with_a_passive_endpoint_leave_descriptors_to_the_program",
+        || {
+            set_descriptor_limit(Some(LIMIT as u64));
+            run(async {
+                let (mut listener, mut events) = listen().await;
+                let name = listener.name().to_string();
+                ResourceUsage::wait_stable().await;
+                let attackers = [(); ATTACKERS];
+                let mut attackers = attackers.map(|()| start_stopped("shm hold_handshakes", &name));
+                let before = ResourceUsage::current();
+                // Each connection beyond the limit is refused, evicts another, or is not accepted.
+                let mut refused = 0;
+                while refused < (ATTACKERS * AT_ONCE - LIMIT / 4) as u64 {
+                    assert!(listener.try_accept().is_none());
+                    refused += take_refused_count(&mut events);
+                    drop(std::fs::File::open("/dev/null").expect("a descriptor for the program"));
+                }
+                let held = ResourceUsage::wait_stable().await.descriptors - before.descriptors;
+                assert_eq!(held, LIMIT / 4);
+                count_refused(&mut attackers).await;
+                let mut client = TestPeer::start("shm connect_msg_in_turn", &name);
+                serve_msg(&mut listener, &mut client, CONNECTIONS).await;
+            });
+        },
+    );
 }
 
 /// A full passive endpoint evicts the oldest handshakes, but none of this process, and of a process

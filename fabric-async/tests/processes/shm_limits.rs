@@ -51,7 +51,7 @@ pub(crate) async fn connect_many(name: &str) {
 }
 
 /// Sets the limit of descriptors (`RLIMIT_NOFILE`) to `current`, or else to its maximum.
-fn set_descriptor_limit(current: Option<u64>) {
+pub(crate) fn set_descriptor_limit(current: Option<u64>) {
     let maximum = getrlimit(Resource::Nofile).maximum;
     let current = current.or(maximum);
     setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();

@@ -13,7 +13,8 @@
 //! taken half of them. Of other processes, one process may have 64 handshakes without a message,
 //! and 64 requests that wait for the reverse socket or the program. Beyond that its connections and
 //! requests are refused with `RetryLater`. The two limits are separate, so that the requests of a
-//! process cannot keep their own reverse sockets out.
+//! process cannot keep their own reverse sockets out. All these numbers are lower if this process
+//! may have fewer than 1,024 descriptors: together they take about half of these.
 
 mod handshakes;
 
@@ -29,7 +30,7 @@ use fabric_core::transport::{
 };
 use fabric_core::{Address, Error, RefusalReason, Result};
 
-use self::handshakes::{MAX_PENDING, RequestHandshake, RequestHandshakes};
+use self::handshakes::{RequestHandshake, RequestHandshakes, max_pending};
 use super::cm::{self, CmClientMessage, CmOffer};
 use super::conn_req::{CheckedRequest, PendingRequest, ShmConnReqHandle};
 use super::control::{self, ControlMessage, ReadError};
@@ -38,17 +39,27 @@ use super::segment::Segment;
 use super::socket::{PeerCredentials, ShmListener, ShmSocket};
 use super::token::ShmToken;
 use crate::sys::closer::{self, PeerFd};
+use crate::sys::fd_limit::part_of_descriptors;
 use crate::sys::os_error::os_error;
 use crate::sys::timer::Timer;
 
-/// Limit of handshakes without a message, of one other process.
-const MAX_SILENT_OF_PROCESS: usize = 64;
-/// Limit of requests that wait for the reverse socket or for the program, of one other process.
-const MAX_REQUESTS_OF_PROCESS: usize = 64;
+/// Returns the limit of handshakes without a message, of one other process: a quarter (64).
+fn max_silent_of_process() -> usize {
+    (max_pending() / 4).max(1)
+}
+/// Returns the number of pending requests at which further connections stay in the kernel's
+/// backlog: 128, or less if this process may have fewer than 1,024 descriptors. A pending request
+/// has two.
+fn max_pending_requests() -> usize {
+    part_of_descriptors(8, 128)
+}
+/// Returns the limit of requests that wait for the reverse socket or for the program, of one other
+/// process: half of the pending ones (64).
+fn max_requests_of_process() -> usize {
+    (max_pending_requests() / 2).max(1)
+}
 /// Time that a client has for its request and its reverse socket.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Number of pending requests at which further connections stay in the kernel's backlog.
-const MAX_PENDING_REQUESTS: usize = 128;
 /// Time after which accepting is tried again: after `accept` has failed, or while the queue of the
 /// closing threads is full.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -116,7 +127,7 @@ impl<E: EngineContext> ConnectionRequests<E> for ShmPassiveEndpoint {
     fn take_connreq(&mut self, ctx: &mut EndpointContext<'_, E>) -> Option<ConnReq> {
         let (_, request) = self.requests.pop_front()?;
         if self.accept_state == AcceptState::QueueFull
-            && self.requests.len() <= MAX_PENDING_REQUESTS / 2
+            && self.requests.len() <= max_pending_requests() / 2
         {
             self.resume_accept(ctx);
             self.arm_timer();
@@ -150,18 +161,19 @@ impl ShmPassiveEndpoint {
     /// Accepts connections of the backlog, or refuses them, within an [`AcceptBudget`].
     fn accept(&mut self, ctx: &mut EndpointContext<'_, impl EngineContext>) {
         let mut budget = AcceptBudget::new();
+        let (max_requests, max_silent) = (max_pending_requests(), max_silent_of_process());
         while budget.has_more() {
             if self.accept_state != AcceptState::Accepting {
                 return;
             }
-            if self.requests.len() >= MAX_PENDING_REQUESTS {
+            if self.requests.len() >= max_requests {
                 return self.stop_accepting(AcceptState::QueueFull);
             }
             if closer::register_if_full(&self.wait_set) {
                 return self.pause_accept();
             }
             let handshakes = &self.handshakes;
-            let is_at_share = |process| handshakes.count_silent(process) >= MAX_SILENT_OF_PROCESS;
+            let is_at_share = |process| handshakes.count_silent(process) >= max_silent;
             match rx_connection::accept(&self.listener, &mut budget, is_at_share) {
                 Ok(Some(Accepted::Admitted(socket, client))) => {
                     self.add_handshake(ctx, socket, client);
@@ -170,7 +182,7 @@ impl ShmPassiveEndpoint {
                     ctx.event(EventKind::InboundRefused { error, count: 1 });
                 }
                 Ok(Some(Accepted::AtShare)) => {
-                    let error = rx_connection::too_many_handshakes(MAX_SILENT_OF_PROCESS);
+                    let error = rx_connection::too_many_handshakes(max_silent);
                     ctx.event(EventKind::InboundRefused { error, count: 1 });
                 }
                 Ok(Some(Accepted::Disconnected)) => {}
@@ -232,13 +244,14 @@ impl ShmPassiveEndpoint {
             self.arm_timer();
         }
         self.poll_handshake(ctx, index);
-        if let Some(evicted) = self.handshakes.evict() {
+        let limit = max_pending();
+        if let Some(evicted) = self.handshakes.evict(limit) {
             // The client connects again later: of a request, both sockets.
             control::send_control(&evicted.socket, ControlMessage::RetryLater);
             let error = Error::TooMany {
                 what: "pending handshakes",
-                count: MAX_PENDING + 1,
-                limit: MAX_PENDING,
+                count: limit + 1,
+                limit,
             };
             ctx.event(EventKind::InboundRefused { error, count: 1 });
         }
@@ -265,10 +278,11 @@ impl ShmPassiveEndpoint {
             if let Some(handshake) = self.handshakes.take(index) {
                 control::send_control(&handshake.socket, ControlMessage::RetryLater);
             }
+            let limit = max_requests_of_process();
             let error = Error::TooMany {
                 what: "connection requests from one process",
-                count: MAX_REQUESTS_OF_PROCESS + 1,
-                limit: MAX_REQUESTS_OF_PROCESS,
+                count: limit + 1,
+                limit,
             };
             return ctx.event(EventKind::InboundRefused { error, count: 1 });
         }
@@ -330,7 +344,7 @@ impl ShmPassiveEndpoint {
         let queued = self.requests.iter().filter(|(of, _)| *of == client.process);
         !client.is_this_process()
             && self.handshakes.count_requests(client.process) + queued.count()
-                >= MAX_REQUESTS_OF_PROCESS
+                >= max_requests_of_process()
     }
 
     /// Rejects a client, reports the rejection, and closes the socket.

@@ -1,6 +1,6 @@
 //! The pending handshakes of a passive endpoint, and which one is evicted at the limit.
 //!
-//! At most [`MAX_PENDING`] handshakes of other processes are pending. A further one evicts
+//! At most [`max_pending`] handshakes of other processes are pending. A further one evicts
 //!
 //! 1. the oldest of the process with the most, if that has more than [`MIN_OF_PROCESS`]; one
 //!    without a message if there is one;
@@ -22,9 +22,13 @@ use slab::Slab;
 
 use super::super::conn_req::CheckedRequest;
 use super::super::socket::{PeerCredentials, ShmSocket};
+use crate::sys::fd_limit::part_of_descriptors;
 
-/// Limit of pending handshakes of other processes.
-pub(super) const MAX_PENDING: usize = 256;
+/// Returns the limit of pending handshakes of other processes: 256, or less if this process may
+/// have fewer than 1,024 descriptors.
+pub(super) fn max_pending() -> usize {
+    part_of_descriptors(4, 256)
+}
 /// Number of handshakes of one process up to which none is evicted because others have fewer.
 const MIN_OF_PROCESS: usize = 8;
 
@@ -127,9 +131,9 @@ impl RequestHandshakes {
         found.map(|(index, _)| index)
     }
 
-    /// Removes a handshake if there are more than [`MAX_PENDING`] of other processes.
-    pub(super) fn evict(&mut self) -> Option<RequestHandshake> {
-        if self.of_others <= MAX_PENDING {
+    /// Removes a handshake if there are more than `limit` of other processes.
+    pub(super) fn evict(&mut self, limit: usize) -> Option<RequestHandshake> {
+        if self.of_others <= limit {
             return None;
         }
         let others = self.order.iter().filter_map(|&index| {
