@@ -70,7 +70,7 @@ use std::sync::Arc;
 
 use fabric_core::info::{Info, Threading};
 pub use fabric_core::transport::MessageModel;
-use fabric_core::transport::{ThreadMode, WaitPolicy};
+use fabric_core::transport::{ModelSettings, ThreadMode, WaitPolicy};
 use fabric_core::tree::ObjectNode;
 use fabric_core::{Error, Result};
 
@@ -94,9 +94,8 @@ pub struct ResourceDomainBuilder<'a, M: ThreadModel = Shared> {
 impl<'a, M: ThreadModel> ResourceDomainBuilder<'a, M> {
     pub(crate) fn new(domain: &'a Arc<DomainInner>) -> Self {
         let mut setup = domain.setup().clone();
-        if setup.config.message_model == MessageModel::ForceLowLatency {
-            setup.config.message_model = MessageModel::LowLatency;
-        }
+        let model = &mut setup.config.message_model;
+        *model = ModelSettings::resource_domain_default(*model);
         if setup.driver == DriverKind::LocalTask {
             setup.driver = DriverKind::Task;
         }

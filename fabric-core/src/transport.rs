@@ -28,12 +28,13 @@ mod domain;
 mod endpoint;
 mod endpoint_context;
 mod fast_path;
+mod message_model;
 mod wait;
 
 pub use crate::mr::RmaIov;
 pub use crate::op::{EpId, OpKey, RemoteAccess, RmaIovId, TxOp};
 pub use crate::rx::{Incarnation, MultiRecvSplit, PartialId, PlainRun, PlainSink, RxEngine};
-pub use config::{DomainConfig, MessageModel, ThreadMode, WaitPolicy};
+pub use config::{DomainConfig, ThreadMode, WaitPolicy};
 pub use connect::{
     ConnReq, ConnReqHandle, ConnectMode, ConnectParams, Connected, MAX_PRIVATE_DATA,
     ProcessCredentials,
@@ -46,6 +47,7 @@ pub use endpoint::{
 };
 pub use endpoint_context::EndpointContext;
 pub use fast_path::{BlockableFastPath, FastPath, FastPathResult, LoanAllocator};
+pub use message_model::{Batching, MessageModel, ModelSettings};
 pub use wait::{Interest, SocketIo, WaitSet, WaitToken};
 
 /// The implementation of a provider: states its offers and opens its domains.

@@ -10,7 +10,7 @@ use fabric_core::buf::{IoBuf, restore_buffer};
 use fabric_core::completion::{Done, Failed};
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
-use fabric_core::transport::{DomainConfig, LoanAllocator, MessageModel, OpKey, WaitPolicy};
+use fabric_core::transport::{DomainConfig, LoanAllocator, ModelSettings, OpKey, WaitPolicy};
 use fabric_core::{Error, Result};
 
 use super::driver::{self, DomainWaker, TaskDriver};
@@ -106,9 +106,9 @@ impl DomainHandle {
         name: &str,
         (regions, engines): (SharedRegions, Arc<DomainEngines>),
     ) -> Result<Self> {
-        let model = config.message_model;
+        let model_settings = ModelSettings::of(config.message_model);
         let (mut policy, mut reserved_core) = (config.wait_policy, None);
-        if model == MessageModel::ForceLowLatency {
+        if model_settings.reserves_core() {
             reserved_core = Some(ReservedCore::reserve(policy)?);
             policy = WaitPolicy::Spin;
         }
@@ -122,7 +122,7 @@ impl DomainHandle {
         let engine = Arc::new(Engine::new(
             domain,
             set,
-            (policy, model),
+            (policy, model_settings),
             reserved_core,
             progress,
             lock_mode,
@@ -220,7 +220,7 @@ impl DomainHandle {
     #[inline]
     #[must_use]
     pub fn defers_in_batches(&self) -> bool {
-        !self.engine.message_model.sends_at_once()
+        !self.engine.model_settings.sends_at_once()
     }
 
     /// Makes one pass without waiting, and returns whether anything moved. For passive targets of

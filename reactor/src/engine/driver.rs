@@ -12,7 +12,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use fabric_core::info::Progress;
-use fabric_core::transport::{MessageModel, WaitPolicy, WaitSet};
+use fabric_core::transport::{ModelSettings, WaitPolicy, WaitSet};
 use fabric_core::{Error, Result};
 
 use super::progress::{DriverStatus, Engine};
@@ -52,9 +52,9 @@ pub(crate) struct DriverState {
 }
 
 impl DriverState {
-    pub(crate) fn new(model: MessageModel) -> Self {
+    pub(crate) fn new(settings: &ModelSettings) -> Self {
         Self {
-            spin_budget: SpinBudget::new(model),
+            spin_budget: SpinBudget::new(settings),
             app_polls_seen: 0,
             steps: 0,
         }
@@ -124,11 +124,12 @@ pub(crate) fn spawn_thread(engine: &Arc<Engine>, name: String) -> Result<()> {
 
 /// Drives a domain from this thread until the domain is closed.
 pub(crate) fn run_thread(set: &EpollSet, engine: &Weak<Engine>) {
-    let _exit_guard = engine
-        .upgrade()
-        .map(|engine| DriverExitGuard::new(&engine, "thread"));
-    let model = engine.upgrade().map(|engine| engine.message_model);
-    let mut state = DriverState::new(model.unwrap_or_default());
+    let Some(open) = engine.upgrade() else {
+        return;
+    };
+    let _exit_guard = DriverExitGuard::new(&open, "thread");
+    let mut state = DriverState::new(&open.model_settings);
+    drop(open);
     loop {
         let Some(engine) = engine.upgrade() else {
             return;
@@ -199,7 +200,7 @@ impl TaskDriver {
             wait_set: engine.wait_set.clone(),
             engine: Arc::downgrade(engine),
             exit_guard: DriverExitGuard::new(engine, "task"),
-            state: DriverState::new(engine.message_model),
+            state: DriverState::new(&engine.model_settings),
         }
     }
 

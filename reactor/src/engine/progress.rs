@@ -55,7 +55,7 @@ use fabric_core::completion::Outcome;
 use fabric_core::event::EventKind;
 use fabric_core::info::Progress;
 use fabric_core::transport::{
-    EpId, MessageModel, OpKey, OpenDomain, RxEngine, TransportDomain, WaitPolicy, WaitSet,
+    EpId, ModelSettings, OpKey, OpenDomain, RxEngine, TransportDomain, WaitPolicy, WaitSet,
 };
 
 use super::endpoint_table::EndpointTable;
@@ -143,7 +143,7 @@ pub(crate) struct EngineState {
 /// The engine of one domain.
 pub(crate) struct Engine {
     pub(crate) policy: WaitPolicy,
-    pub(crate) message_model: MessageModel,
+    pub(crate) model_settings: ModelSettings,
     /// The core that the domain has reserved.
     _reserved_core: Option<ReservedCore>,
     pub(crate) progress_mode: Progress,
@@ -165,7 +165,7 @@ impl Engine {
     pub(crate) fn new(
         transport: Box<EngineTransportDomain>,
         wait_set: Arc<EpollSet>,
-        (policy, message_model): (WaitPolicy, MessageModel),
+        (policy, model_settings): (WaitPolicy, ModelSettings),
         reserved_core: Option<ReservedCore>,
         progress_mode: Progress,
         lock_mode: LockMode,
@@ -178,7 +178,7 @@ impl Engine {
             domain: DomainState::new(regions),
             driver: DriverStatus::NotRunning,
             armed: false,
-            spinner: PollSpinner::new(policy, message_model),
+            spinner: PollSpinner::new(policy, &model_settings),
             passes: 0,
             moved_connections: 0,
             posts: 0,
@@ -187,7 +187,7 @@ impl Engine {
         };
         Self {
             policy,
-            message_model,
+            model_settings,
             _reserved_core: reserved_core,
             progress_mode,
             wait_set,

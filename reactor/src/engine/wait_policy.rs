@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use fabric_core::transport::{MessageModel, WaitPolicy};
+use fabric_core::transport::{ModelSettings, WaitPolicy};
 use fabric_core::{Error, Result};
 
 /// Maximum passes within one poll of a future. A poll must not hold up the executor: this is a few
@@ -41,7 +41,7 @@ pub(crate) struct PollSpinner {
 }
 
 impl PollSpinner {
-    pub(crate) fn new(policy: WaitPolicy, model: MessageModel) -> Self {
+    pub(crate) fn new(policy: WaitPolicy, settings: &ModelSettings) -> Self {
         let policy = if core_count() < 2 {
             WaitPolicy::Park
         } else {
@@ -50,7 +50,7 @@ impl PollSpinner {
         Self {
             consecutive_misses: 0,
             policy,
-            spins_always: model.sends_at_once(),
+            spins_always: settings.polls_always_spin(),
             hits: 0,
             total_misses: 0,
         }
@@ -95,16 +95,7 @@ impl PollSpinner {
     }
 }
 
-/// Longest and shortest time a driver spins without progress before it sleeps. Loom models have no
-/// time.
-const fn max_spin(model: MessageModel) -> Duration {
-    Duration::from_micros(match model {
-        _ if cfg!(loom) => 0,
-        MessageModel::Default => 100,
-        MessageModel::LowLatency | MessageModel::ForceLowLatency => 1_000,
-        MessageModel::HighBandwidth => 20,
-    })
-}
+/// Shortest time a driver spins without progress before it sleeps. Loom models have no time.
 const MIN_SPIN: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 5 });
 
 /// The number of drivers of this process that are spinning.
@@ -113,7 +104,7 @@ static SPINNING_DRIVERS: AtomicUsize = AtomicUsize::new(0);
 /// The number of cores that domains of this process have reserved.
 static RESERVED_CORES: AtomicUsize = AtomicUsize::new(0);
 
-/// A core that is reserved for a domain of message model `ForceLowLatency`, until it is dropped.
+/// A core that is reserved for a domain, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct ReservedCore(());
 
@@ -182,12 +173,15 @@ enum SpinState {
 }
 
 impl SpinBudget {
-    pub(crate) fn new(model: MessageModel) -> Self {
-        let max = max_spin(model);
+    pub(crate) fn new(settings: &ModelSettings) -> Self {
+        let max = match cfg!(loom) {
+            true => Duration::ZERO,
+            false => settings.max_driver_spin(),
+        };
         Self {
             limit: max,
             max,
-            has_core: model == MessageModel::ForceLowLatency,
+            has_core: settings.reserves_core(),
             state: SpinState::Idle,
         }
     }
@@ -252,11 +246,16 @@ impl Drop for SpinBudget {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use fabric_core::transport::MessageModel;
+
     use super::*;
 
     #[test]
     fn tasks_that_share_the_spin_time_try_full_spinning_again() {
-        let mut spinner = PollSpinner::new(WaitPolicy::Adaptive, MessageModel::Default);
+        let mut spinner = PollSpinner::new(
+            WaitPolicy::Adaptive,
+            &ModelSettings::of(MessageModel::Default),
+        );
         // Also on a machine with one core.
         spinner.policy = WaitPolicy::Adaptive;
         for waiting in [1, 3, 8] {
@@ -277,8 +276,8 @@ mod tests {
     /// not succeeded.
     #[test]
     fn driver_learns_from_the_time_that_it_has_slept() {
-        let mut budget = SpinBudget::new(MessageModel::Default);
-        let max = max_spin(MessageModel::Default);
+        let mut budget = SpinBudget::new(&ModelSettings::of(MessageModel::Default));
+        let max = budget.max;
         (0..10).for_each(|_| budget.learn(2 * max));
         assert_eq!(budget.limit, MIN_SPIN);
         // A call of the program wakes the driver.
@@ -298,8 +297,8 @@ mod tests {
 
     #[test]
     fn driver_with_a_core_spins_beside_others() {
-        let spins = |model| {
-            let mut budget = SpinBudget::new(model);
+        let spins = |model: MessageModel| {
+            let mut budget = SpinBudget::new(&ModelSettings::of(model));
             (budget.should_spin(), budget)
         };
         let others: Vec<_> = (0..core_count())
@@ -312,7 +311,10 @@ mod tests {
 
     #[test]
     fn low_latency_spins_after_misses() {
-        let mut spinner = PollSpinner::new(WaitPolicy::Adaptive, MessageModel::LowLatency);
+        let mut spinner = PollSpinner::new(
+            WaitPolicy::Adaptive,
+            &ModelSettings::of(MessageModel::LowLatency),
+        );
         spinner.policy = WaitPolicy::Adaptive;
         (0..2 * MISS_LIMIT).for_each(|_| spinner.record_miss(1));
         assert_eq!(spinner.spin_limit(1), MAX_POLL_SPINS);

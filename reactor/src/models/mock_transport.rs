@@ -8,8 +8,8 @@ use fabric_core::completion::OpKind;
 use fabric_core::info::{Info, Progress};
 use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
 use fabric_core::transport::{
-    EndpointContext, EpId, MessageModel, OpKey, TransportDomain, TransportEndpoint, TrySend, TxOp,
-    WaitToken,
+    EndpointContext, EpId, MessageModel, ModelSettings, OpKey, TransportDomain, TransportEndpoint,
+    TrySend, TxOp, WaitToken,
 };
 use fabric_core::{Address, FiAddr, Result};
 
@@ -62,7 +62,7 @@ impl MockConnection {
         let engine = Engine::new(
             Box::new(MockDomain),
             wait_set,
-            (policy, MessageModel::Default),
+            (policy, ModelSettings::of(MessageModel::Default)),
             None,
             progress,
             lock_mode,

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 
 use fabric_core::completion::OpKind;
 use fabric_core::info::Progress;
-use fabric_core::transport::{MessageModel, OpKey};
+use fabric_core::transport::{MessageModel, ModelSettings, OpKey};
 use loom::future::block_on;
 use loom::thread;
 
@@ -192,7 +192,7 @@ fn driver_thread_is_not_on_standby_while_a_task_waits() {
     loom::model(|| {
         let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Auto);
         let key = post_recv(&engine);
-        let mut state = DriverState::new(MessageModel::Default);
+        let mut state = DriverState::new(&ModelSettings::of(MessageModel::Default));
         engine.lock().driver = DriverStatus::Awake;
         let task = {
             let engine = engine.clone();

@@ -27,8 +27,8 @@ use fabric_core::flags::{Access, Caps, MrMode};
 use fabric_core::info::{Hints, Info, Protocol};
 use fabric_core::mr::{LocalMemory, RAW_KEY_LEN, RegionMemory};
 use fabric_core::transport::{
-    DomainConfig, EndpointContext, EngineContext, MessageModel, OpenDomain, Transport,
-    TransportDomain, TransportEndpoint, WaitSet,
+    DomainConfig, EndpointContext, EngineContext, MessageModel, ModelSettings, OpenDomain,
+    Transport, TransportDomain, TransportEndpoint, WaitSet,
 };
 use fabric_core::{Address, Result};
 
@@ -114,7 +114,7 @@ impl<E: EngineContext> TransportDomain<E> for SimDomain {
             wait_set: self.wait_set.clone(),
             socket_config: SocketConfig::default(),
             uring: None,
-            message_model: MessageModel::Default,
+            batching: ModelSettings::of(MessageModel::Default).stream_batching(),
         };
         let endpoint = TcpEndpoint::open_rdm(ctx.ep(), (info, at), resources)?;
         let name = endpoint.name().clone();

@@ -68,7 +68,7 @@ use fabric_core::info::{Hints, Info, Protocol};
 use fabric_core::mr::RegionMemory;
 use fabric_core::transport::{
     ConnectParams, ConnectionManagement, DomainConfig, EndpointContext, EngineContext, EpId,
-    LoanAllocator, MessageModel, OpenDomain, Transport, TransportDomain, TransportEndpoint,
+    LoanAllocator, ModelSettings, OpenDomain, Transport, TransportDomain, TransportEndpoint,
     WaitSet,
 };
 use fabric_core::{Address, Result, SocketOptions};
@@ -82,7 +82,6 @@ pub use memfd_region::{Memfd, memfd_region};
 #[cfg(all(feature = "microbench", not(loom)))]
 pub(crate) use microbench::benchmarks;
 use passive::ShmPassiveEndpoint;
-use rx_table::{ALWAYS_ACTIVE, LOW_LATENCY_ALWAYS_ACTIVE};
 use shared_memory::SharedMemory;
 use socket::with_free_name;
 use tx_settings::TxSettings;
@@ -149,11 +148,7 @@ impl<E: EngineContext> OpenDomain<E> for ShmTransport {
                 .single_copy_threshold
                 .map(cma::SingleCopyPolicy::from_len),
             socket_options: config.socket_options.clone(),
-            always_active: match config.message_model {
-                MessageModel::ForceLowLatency => usize::MAX,
-                MessageModel::LowLatency => LOW_LATENCY_ALWAYS_ACTIVE,
-                MessageModel::Default | MessageModel::HighBandwidth => ALWAYS_ACTIVE,
-            },
+            always_active: ModelSettings::of(config.message_model).polled_idle_connections(),
         }))
     }
 }

@@ -29,15 +29,14 @@ use super::rx_connection::{PendingHandshake, RxConnection};
 use crate::transport::held_connections::HeldConnections;
 use crate::transport::peer_keys::PeerKeys;
 
-/// Number of connections up to which all are polled in every pass.
-pub(crate) const ALWAYS_ACTIVE: usize = 8;
-/// The same in message model `LowLatency`.
-pub(crate) const LOW_LATENCY_ALWAYS_ACTIVE: usize = 64;
+/// Number of connections that a receive polls at most inline.
+const MAX_INLINE_POLLS: usize = 8;
 /// Passes without a message after which a connection becomes idle, if a pass polls up to
-/// [`ALWAYS_ACTIVE`] connections. A pass over more connections takes longer, so fewer passes
-/// are enough.
+/// [`SHORT_PASS`] connections. A pass over more connections takes longer, so fewer passes are
+/// enough.
 const IDLE_PASSES: usize = 1024;
-/// Minimum of that number.
+const SHORT_PASS: usize = 8;
+/// Minimum number of such passes.
 const MIN_IDLE_PASSES: usize = 64;
 /// Pending handshakes that an endpoint may have, however many other endpoints of the process have.
 const MIN_HANDSHAKES: usize = 4;
@@ -332,13 +331,13 @@ impl RxConnections {
     /// or the held ones.
     fn update_inline_polls(&mut self) {
         self.inline_polls = if self.held.is_empty() {
-            self.active.len().min(ALWAYS_ACTIVE)
+            self.active.len().min(MAX_INLINE_POLLS)
         } else {
             0
         };
     }
 
-    /// Polls up to [`ALWAYS_ACTIVE`] active connections until `poll` breaks, with a message or
+    /// Polls up to [`MAX_INLINE_POLLS`] active connections until `poll` breaks, with a message or
     /// without. The next call begins with the connection behind, so that a peer with many messages
     /// does not delay the others.
     #[inline(always)] // fast path of small messages
@@ -485,8 +484,8 @@ impl RxConnections {
     /// another pass must follow.
     #[cold]
     pub(crate) fn demote_idle(&mut self, active_count: usize) -> bool {
-        let idle_passes = (IDLE_PASSES * ALWAYS_ACTIVE / active_count.max(ALWAYS_ACTIVE))
-            .max(MIN_IDLE_PASSES) as u32;
+        let idle_passes =
+            (IDLE_PASSES * SHORT_PASS / active_count.max(SHORT_PASS)).max(MIN_IDLE_PASSES) as u32;
         self.demotion_cursor = self.position_after(self.demotion_cursor);
         let passes = self.passes;
         let Some((rx_index, slot)) = self.active_mut(self.demotion_cursor) else {

@@ -34,7 +34,7 @@ use fabric_core::tcp::{
     ByteOrder, FrameReader, FrameWriter, Negotiated, PeerCaps, PendingRequests, ResponseQueue,
 };
 use fabric_core::transport::{
-    EndpointContext, EngineContext, Incarnation, Interest, MessageModel, TxOp, WaitSet,
+    Batching, EndpointContext, EngineContext, Incarnation, Interest, TxOp, WaitSet,
 };
 use fabric_core::{Error, FiAddr, Result};
 
@@ -107,7 +107,7 @@ impl TcpConnection {
         (negotiated, byte_order): (Negotiated, ByteOrder),
         unconsumed: Vec<u8>,
         uring: Option<SharedUring>,
-        model: MessageModel,
+        batching: Batching,
     ) -> Self {
         let (mut reader, mut writer) = (FrameReader::new(byte_order), FrameWriter::new(byte_order));
         let mut responses = ResponseQueue::default();
@@ -141,7 +141,7 @@ impl TcpConnection {
             responses,
             unwritten: UnwrittenOps::default(),
             rx: RxState::new(unconsumed),
-            tx: TxState::new(model),
+            tx: TxState::new(batching),
             stall: StallState::default(),
             probe_deadline: None,
             uring_io: uring.map(|uring| UringIo::new(uring, token)),

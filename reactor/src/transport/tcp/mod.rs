@@ -42,7 +42,7 @@ use fabric_core::mr::{LocalMemory, RegionMemory};
 use fabric_core::tcp::{MAX_MESSAGE, MAX_RMA_IOV};
 use fabric_core::transport::{
     ConnectParams, ConnectionManagement, DomainConfig, EndpointContext, EngineContext, EpId,
-    MessageModel, OpenDomain, Transport, TransportDomain, TransportEndpoint, WaitSet,
+    ModelSettings, OpenDomain, Transport, TransportDomain, TransportEndpoint, WaitSet,
 };
 use fabric_core::{Address, Result, Scheme, SocketOptions};
 
@@ -107,18 +107,18 @@ impl<E: EngineContext> OpenDomain<E> for TcpTransport {
         config: &DomainConfig,
     ) -> Result<Box<dyn TransportDomain<E>>> {
         let progress = info.domain.data_progress;
-        let io_backend = match config.message_model {
-            MessageModel::ForceLowLatency => {
-                IoBackend::open_reserved(wait_set.clone(), progress, config.socket_io)?
-            }
-            _ => IoBackend::open(wait_set.clone(), progress, config.socket_io)?,
+        let model_settings = ModelSettings::of(config.message_model);
+        let open = match model_settings.requires_uring() {
+            true => IoBackend::open_reserved,
+            false => IoBackend::open,
         };
+        let io_backend = open(wait_set.clone(), progress, config.socket_io)?;
         congestion::validate(&config.socket_options)?;
         Ok(Box::new(TcpDomain {
             wait_set,
             io_backend,
             options: config.socket_options.clone(),
-            message_model: config.message_model,
+            model_settings,
         }))
     }
 }
@@ -163,7 +163,7 @@ struct TcpDomain {
     wait_set: Arc<dyn WaitSet>,
     io_backend: IoBackend,
     options: SocketOptions,
-    message_model: MessageModel,
+    model_settings: ModelSettings,
 }
 
 impl TcpDomain {
@@ -174,7 +174,7 @@ impl TcpDomain {
             wait_set: self.wait_set.clone(),
             socket_config: SocketConfig::from_info(&self.options, info)?,
             uring: None,
-            message_model: self.message_model,
+            batching: self.model_settings.stream_batching(),
         })
     }
 }
@@ -199,10 +199,7 @@ impl<E: EngineContext> TransportDomain<E> for TcpDomain {
 
     /// A domain may have many connected endpoints, most of them idle.
     fn always_active(&self) -> usize {
-        match self.message_model {
-            MessageModel::ForceLowLatency => usize::MAX,
-            _ => 0,
-        }
+        self.model_settings.polled_idle_endpoints()
     }
 
     fn shares_descriptor(&self) -> bool {

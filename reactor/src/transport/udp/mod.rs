@@ -32,7 +32,7 @@ use std::sync::Arc;
 use fabric_core::flags::{Caps, OpFlags};
 use fabric_core::info::{EpType, Hints, Info, Protocol};
 use fabric_core::transport::{
-    DomainConfig, EndpointContext, EngineContext, MessageModel, OpenDomain, Transport,
+    DomainConfig, EndpointContext, EngineContext, ModelSettings, OpenDomain, Transport,
     TransportDomain, TransportEndpoint, WaitSet,
 };
 use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
@@ -77,7 +77,7 @@ impl<E: EngineContext> OpenDomain<E> for UdpTransport {
         Ok(Box::new(UdpDomain {
             wait_set,
             options: config.socket_options.clone(),
-            message_model: config.message_model,
+            batches_messages: ModelSettings::of(config.message_model).batches_datagrams(),
         }))
     }
 }
@@ -86,7 +86,8 @@ impl<E: EngineContext> OpenDomain<E> for UdpTransport {
 struct UdpDomain {
     wait_set: Arc<dyn WaitSet>,
     options: SocketOptions,
-    message_model: MessageModel,
+    /// Whether messages that are posted one by one leave with the next pass.
+    batches_messages: bool,
 }
 
 impl<E: EngineContext> TransportDomain<E> for UdpDomain {
@@ -104,7 +105,7 @@ impl<E: EngineContext> TransportDomain<E> for UdpDomain {
         }
         let config = SocketConfig::from_info(&self.options, info)?;
         let mut endpoint = UdpEndpoint::open(ctx.ep(), info, (at, config), self.wait_set.clone())?;
-        if self.message_model == MessageModel::HighBandwidth {
+        if self.batches_messages {
             endpoint.batch_messages();
         }
         ctx.set_drops_declined();

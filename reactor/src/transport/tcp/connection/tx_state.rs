@@ -1,7 +1,7 @@
 //! The state of the send side of a connection: what may still be sent, room in the socket, and
 //! the share of responses.
 
-use fabric_core::transport::MessageModel;
+use fabric_core::transport::Batching;
 
 use super::limits::SCHEDULING_QUANTUM;
 
@@ -18,17 +18,6 @@ pub(super) struct TxState {
     response_bytes: usize,
 }
 
-/// When messages are written that the program sends one by one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Batching {
-    /// Each at once.
-    Off,
-    /// The first after a pass at once, the others with the next pass.
-    AfterFirst,
-    /// All with the next pass.
-    Always,
-}
-
 /// What may still be sent on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TxPhase {
@@ -42,12 +31,7 @@ pub(super) enum TxPhase {
 }
 
 impl TxState {
-    pub(super) fn new(model: MessageModel) -> Self {
-        let batching = match model {
-            MessageModel::LowLatency | MessageModel::ForceLowLatency => Batching::Off,
-            MessageModel::Default => Batching::AfterFirst,
-            MessageModel::HighBandwidth => Batching::Always,
-        };
+    pub(super) fn new(batching: Batching) -> Self {
         Self {
             batching,
             phase: TxPhase::Open,

@@ -33,7 +33,7 @@ impl TcpEndpoint {
             negotiated,
             trailing_bytes,
             self.uring.as_ref().map(|uring| uring.ring.clone()),
-            self.message_model,
+            self.batching,
         );
         connection.peer_instance = instance;
         connection.enable_rma_target(self.is_rma_target, self.rma_events);

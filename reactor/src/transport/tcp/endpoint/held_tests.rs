@@ -10,7 +10,7 @@ use fabric_core::info::Hints;
 use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_core::rx::RxQueue;
 use fabric_core::tcp::{CmKind, CmMessage, RdmCmData};
-use fabric_core::transport::{Interest, MessageModel, OpKey, Transport, TransportEndpoint};
+use fabric_core::transport::{Batching, Interest, OpKey, Transport, TransportEndpoint};
 
 use super::super::TcpTransport;
 use super::super::ip_network::IpNetwork;
@@ -78,7 +78,7 @@ impl Fixture {
             wait_set: Arc::new(NoEvents),
             socket_config: SocketConfig::default(),
             uring: None,
-            message_model: MessageModel::Default,
+            batching: Batching::AfterFirst,
         };
         let local = Address::from_socket_addr(fabric_core::Scheme::Tcp, ([127, 0, 0, 1], 0).into());
         let at = local.unwrap();

@@ -44,9 +44,7 @@ use std::time::Duration;
 use fabric_core::flags::Caps;
 use fabric_core::info::{Info, Protocol};
 use fabric_core::tcp::{VendorExtension, WireProtocol};
-use fabric_core::transport::{
-    EndpointContext, EngineContext, EpId, MessageModel, WaitSet, WaitToken,
-};
+use fabric_core::transport::{Batching, EndpointContext, EngineContext, EpId, WaitSet, WaitToken};
 use fabric_core::{Address, Result};
 
 use super::connection::TcpConnection;
@@ -121,7 +119,8 @@ pub(crate) struct EndpointResources {
     pub(crate) socket_config: SocketConfig,
     /// The io_uring instance, if that is the backend.
     pub(crate) uring: Option<EndpointUring>,
-    pub(crate) message_model: MessageModel,
+    /// When connections write messages that are posted one by one.
+    pub(crate) batching: Batching,
 }
 
 /// An endpoint over TCP.
@@ -147,7 +146,7 @@ pub(crate) struct TcpEndpoint {
     timer: DeadlineTimer,
     /// The io_uring instance, if that is the backend.
     uring: Option<EndpointUring>,
-    message_model: MessageModel,
+    batching: Batching,
     /// Whether peers may access memory of the domain.
     is_rma_target: bool,
     /// Whether the endpoint wants an event for each access (`FI_RMA_EVENT`).
@@ -205,7 +204,7 @@ impl TcpEndpoint {
             wait_set,
             socket_config,
             uring,
-            message_model,
+            batching,
         }: EndpointResources,
     ) -> Self {
         let max_handshakes = kind.max_handshakes();
@@ -228,7 +227,7 @@ impl TcpEndpoint {
             protocol: WireProtocol::Native,
             timer: DeadlineTimer::default(),
             uring,
-            message_model,
+            batching,
             is_rma_target: false,
             rma_events: false,
             vendor_extension: VendorExtension::from_caps(Caps::empty()),
