@@ -10,15 +10,14 @@ use fabric_core::stats::DomainStats;
 use fabric_core::transport::{DomainConfig, MessageModel, SocketIo, ThreadMode, WaitPolicy};
 use fabric_core::tree::{ChildLimits, Children, Class, ObjectNode};
 use fabric_core::{Error, Result, SocketOptions};
-use fabric_reactor as reactor;
-use fabric_reactor::WaitFd;
+use fabric_reactor::{self as reactor, DriverKind, WaitFd};
 
 use crate::av::AddressVector;
 use crate::close::{CloseError, close_object, dependency_on};
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
 use crate::domain_inner::{DomainCore, DomainInner, DomainSetup, RegistrationMode};
-use crate::driver::DriverKind;
+use crate::driver::ManualDriver;
 use crate::endpoint::{EndpointBuilder, SharedRxContextBuilder};
 use crate::eq::EventQueue;
 use crate::fabric::Fabric;
@@ -50,7 +49,7 @@ pub struct DomainBuilder<'a, M: ThreadModel = Shared> {
     info: &'a Info,
     config: DomainConfig,
     context: u64,
-    driver: DriverKind,
+    driver: ManualDriver,
     model: PhantomData<M>,
 }
 
@@ -61,7 +60,7 @@ impl<'a> DomainBuilder<'a> {
             info,
             config: DomainConfig::default(),
             context: 0,
-            driver: DriverKind::Task,
+            driver: ManualDriver::Task,
             model: PhantomData,
         }
     }
@@ -92,7 +91,7 @@ impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
         Self { config, ..self }
     }
 
-    pub(crate) fn driver(self, driver: DriverKind) -> Self {
+    pub(crate) fn driver(self, driver: ManualDriver) -> Self {
         Self { driver, ..self }
     }
 
@@ -268,7 +267,7 @@ impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
     /// queued, acknowledgements are not read, connections are not accepted, and futures of the
     /// domain are not woken. See [`guide::event_loops`](crate::guide::event_loops).
     pub fn driven_by_event_loop(mut self) -> Self {
-        self.driver = DriverKind::EventLoop;
+        self.driver = ManualDriver::EventLoop;
         self
     }
 
@@ -324,7 +323,7 @@ impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
     /// for the domain in which a passive endpoint makes progress.
     pub(crate) fn open_as(self, class: Class) -> Result<Arc<DomainInner>> {
         self.fabric.check_info(self.info)?;
-        self.driver.check_info(self.info)?;
+        let driver_kind = self.driver.kind(self.info)?;
         thread_model::check_info(self.config.thread_mode, self.info)?;
         let provider = self.fabric.inner.transport;
         let attr = &self.info.domain;
@@ -336,8 +335,9 @@ impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
         let parent = Some(self.fabric.inner.node.clone());
         let node = ObjectNode::with_limits(class, parent, limits);
         let name = format!("{}-{}", provider.name(), node.id());
-        let engine = reactor::DomainHandle::open(provider, self.info, &self.config, &name)?;
-        self.driver.start(&engine, self.info, &self.config)?;
+        let driver = (driver_kind, &*name);
+        let engine = reactor::DomainHandle::open(provider, self.info, &self.config, driver)?;
+        self.driver.spawn(&engine, self.config.thread_mode)?;
         node.attach_to_parent()?;
         if class == Class::Domain {
             open_domains::add(node.id(), self.info.clone());
@@ -368,8 +368,8 @@ impl DomainBuilder<'_, Pinned> {
     /// # Panics
     /// Outside of a `LocalSet` and `LocalRuntime`.
     pub fn open_local(mut self) -> Result<Domain<Pinned>> {
-        if self.driver == DriverKind::Task {
-            self.driver = DriverKind::LocalTask;
+        if self.driver == ManualDriver::Task {
+            self.driver = ManualDriver::LocalTask;
         }
         self.open()
     }
@@ -546,7 +546,7 @@ impl<M: ThreadModel> Domain<M> {
 
     /// Checks that the domain was opened with [`DomainBuilder::driven_by_event_loop`].
     fn check_event_loop(&self) -> Result<()> {
-        if self.inner.engine.is_in_event_loop() {
+        if self.inner.engine.driver_kind() == DriverKind::EventLoop {
             return Ok(());
         }
         Err(Error::NotSupported(

@@ -10,7 +10,7 @@ use fabric_core::{Address, Error, Result, Scheme};
 use fabric_reactor::{self as reactor, DomainEq, EqState};
 
 use crate::av::ToAddress;
-use crate::driver::DriverKind;
+use crate::driver::ManualDriver;
 use crate::endpoint::set_once;
 use crate::eq::EventQueueInner;
 use crate::fabric::Fabric;
@@ -33,7 +33,7 @@ pub(crate) struct DomainInner {
 #[derive(Clone, Debug)]
 pub(crate) struct DomainSetup {
     pub(crate) config: DomainConfig,
-    pub(crate) driver: DriverKind,
+    pub(crate) driver: ManualDriver,
 }
 
 /// The event queue that a domain is bound to, which cannot be closed before the domain.

@@ -5,18 +5,18 @@ use std::future::poll_fn;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use fabric_core::info::{Info, Progress};
-use fabric_core::transport::{DomainConfig, ThreadMode};
+use fabric_core::transport::ThreadMode;
 use fabric_core::{Error, Result};
-use fabric_reactor::{DomainHandle, WaitFd};
+use fabric_reactor::{DomainHandle, DriverKind, WaitFd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::io_driver;
 
-/// What makes progress in a domain under manual progress.
+/// What the program chooses to make progress in a domain under manual progress.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum DriverKind {
+pub(crate) enum ManualDriver {
     /// A task of the runtime.
     Task,
     /// A task of the `LocalSet` of this thread.
@@ -25,36 +25,32 @@ pub(crate) enum DriverKind {
     EventLoop,
 }
 
-impl DriverKind {
-    /// Checks that this kind can drive a domain that is opened from `info`.
+impl ManualDriver {
+    /// Returns the kind of driver of a domain that is opened from `info`. Automatic progress has a
+    /// thread.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an event loop and automatic progress.
-    pub(crate) fn check_info(self, info: &Info) -> Result<()> {
-        if self == Self::EventLoop && info.domain.data_progress == Progress::Auto {
-            return Err(Error::Invalid {
+    pub(crate) fn kind(self, info: &Info) -> Result<DriverKind> {
+        let is_automatic = info.domain.data_progress == Progress::Auto;
+        match self {
+            Self::EventLoop if is_automatic => Err(Error::Invalid {
                 what: "driven_by_event_loop",
                 why: "a domain with automatic progress is driven by its own thread".into(),
-            });
+            }),
+            Self::EventLoop => Ok(DriverKind::EventLoop),
+            Self::Task | Self::LocalTask if is_automatic => Ok(DriverKind::Thread),
+            Self::Task | Self::LocalTask => Ok(DriverKind::Task),
         }
-        Ok(())
     }
 
-    /// Starts to drive a domain that was opened from `info` and `config`. A domain with automatic
-    /// progress has its own thread already.
-    pub(crate) fn start(
-        self,
-        engine: &DomainHandle,
-        info: &Info,
-        config: &DomainConfig,
-    ) -> Result<()> {
-        match self {
-            Self::EventLoop => engine.enter_event_loop(),
-            _ if info.domain.data_progress == Progress::Auto => {}
-            Self::Task => spawn(engine, config.thread_mode)?,
-            Self::LocalTask => spawn_local(engine)?,
+    /// Spawns the driver of a domain if that is a task.
+    pub(crate) fn spawn(self, domain: &DomainHandle, mode: ThreadMode) -> Result<()> {
+        match (domain.driver_kind(), self) {
+            (DriverKind::Task, Self::LocalTask) => spawn_local(domain),
+            (DriverKind::Task, _) => spawn(domain, mode),
+            (DriverKind::Thread | DriverKind::EventLoop, _) => Ok(()),
         }
-        Ok(())
     }
 }
 

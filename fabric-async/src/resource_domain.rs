@@ -76,7 +76,7 @@ use fabric_core::{Error, Result};
 
 use crate::domain::Domain;
 use crate::domain_inner::{DomainCore, DomainInner, DomainSetup};
-use crate::driver::DriverKind;
+use crate::driver::ManualDriver;
 use crate::thread_model::{self, Pinned, Shared, ThreadModel};
 
 /// A builder of a resource domain, with optional attributes. The defaults are those of the domain;
@@ -96,8 +96,8 @@ impl<'a, M: ThreadModel> ResourceDomainBuilder<'a, M> {
         let mut setup = domain.setup().clone();
         let model = &mut setup.config.message_model;
         *model = ModelSettings::resource_domain_default(*model);
-        if setup.driver == DriverKind::LocalTask {
-            setup.driver = DriverKind::Task;
+        if setup.driver == ManualDriver::LocalTask {
+            setup.driver = ManualDriver::Task;
         }
         Self {
             domain,
@@ -188,10 +188,13 @@ impl<'a, M: ThreadModel> ResourceDomainBuilder<'a, M> {
         let provider = domain.fabric.inner.transport;
         let node = ObjectNode::resource_domain(&domain.node);
         let name = format!("{}-{}", provider.name(), node.id());
-        let engine = domain
-            .engine
-            .open_resource_domain(provider, &info, config, &name)?;
-        driver.start(&engine, &info, config)?;
+        let engine = domain.engine.open_resource_domain(
+            provider,
+            &info,
+            config,
+            (driver.kind(&info)?, &name),
+        )?;
+        driver.spawn(&engine, config.thread_mode)?;
         node.attach_to_parent()?;
         let state = DomainCore {
             node,
@@ -218,8 +221,8 @@ impl ResourceDomainBuilder<'_, Pinned> {
     /// # Panics
     /// Outside of a `LocalSet` and `LocalRuntime`.
     pub fn open_local(mut self) -> Result<Domain<Pinned>> {
-        if self.setup.driver == DriverKind::Task {
-            self.setup.driver = DriverKind::LocalTask;
+        if self.setup.driver == ManualDriver::Task {
+            self.setup.driver = ManualDriver::LocalTask;
         }
         self.open()
     }

@@ -31,8 +31,8 @@ pub use transport::shm::fuzz;
 
 pub use engine::{
     AvId, Bindings, CallEnd, CompletedOp, CompletionTarget, CounterBindings, CounterId, CqId,
-    CreditMode, DomainEq, DomainHandle, DomainUpdates, DomainWaker, EngineTransport, EqState,
-    MAX_BATCH_BYTES, MAX_BATCH_POSTS, MultiRecvItem, MultiRecvTarget, OpResult, PostBatch,
+    CreditMode, DomainEq, DomainHandle, DomainUpdates, DomainWaker, DriverKind, EngineTransport,
+    EqState, MAX_BATCH_BYTES, MAX_BATCH_POSTS, MultiRecvItem, MultiRecvTarget, OpResult, PostBatch,
     PostResult, ReservedEvent, TaskDriver, WaitFd, WaitObject, check_atomic,
 };
 pub use sys::background::run_in_background;

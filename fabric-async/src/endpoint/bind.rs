@@ -13,7 +13,7 @@ use crate::av::ToAddress;
 use crate::cq::CompletionQueue;
 use crate::discover::discover;
 use crate::domain::Domain;
-use crate::driver::DriverKind;
+use crate::driver::ManualDriver;
 use crate::eq::EventQueue;
 use crate::fabric::Fabric;
 use crate::resolve;
@@ -48,7 +48,7 @@ pub struct BindOptions<M: ThreadModel = Shared> {
     pub(crate) context: u64,
     /// The longest message of the endpoint; `None` for the limit of the provider.
     max_msg_size: Option<usize>,
-    driver: DriverKind,
+    driver: ManualDriver,
     model: PhantomData<M>,
 }
 
@@ -105,7 +105,7 @@ impl Endpoint {
             protocol: None,
             context: 0,
             max_msg_size: None,
-            driver: DriverKind::Task,
+            driver: ManualDriver::Task,
             model: PhantomData,
         }
     }
@@ -393,7 +393,7 @@ impl BindOptions<Pinned> {
     /// # Panics
     /// Opening panics outside of a `LocalSet` and `LocalRuntime`.
     pub fn local_driver(mut self) -> Self {
-        self.driver = DriverKind::LocalTask;
+        self.driver = ManualDriver::LocalTask;
         self
     }
 }

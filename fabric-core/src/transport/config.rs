@@ -10,7 +10,7 @@ use crate::sockets::SocketOptions;
 /// The settings of a domain, beside its info. The defaults are those of the providers.
 #[derive(Clone, Debug, Default)]
 pub struct DomainConfig {
-    /// How the domain waits.
+    /// How the program wants the domain to wait. The engine decides, also by the message model.
     pub wait_policy: WaitPolicy,
     /// The minimum length in bytes of messages that are copied once, directly between the
     /// processes, where possible; `usize::MAX` turns single copy off in both directions.

@@ -6,9 +6,9 @@ use std::task::{Context, Poll};
 
 use fabric_core::Result;
 use fabric_core::completion::Completion;
-use fabric_core::info::Progress;
 
 use super::domain::DomainHandle;
+use super::driver_phase::DriverKind;
 use super::progress::EngineState;
 use super::state::bindings::{CounterId, CqId};
 use super::state::cq::CqState;
@@ -117,7 +117,7 @@ impl DomainHandle {
     /// Makes progress once, unless the domain's thread does, for the reader of a counter or event
     /// queue. The pass counts as one of the driver: the reader of an event queue is no user.
     pub fn progress_if_manual(&self) {
-        if self.engine().progress_mode != Progress::Auto {
+        if self.engine().driver_kind != DriverKind::Thread {
             self.engine().lock_for_progress().progress_once();
         }
     }

@@ -8,17 +8,18 @@ use std::task::{Context, Poll, Waker};
 
 use fabric_core::buf::{IoBuf, restore_buffer};
 use fabric_core::completion::{Done, Failed};
-use fabric_core::info::{Info, Progress};
+use fabric_core::info::Info;
 use fabric_core::stats::DomainStats;
 use fabric_core::transport::{DomainConfig, LoanAllocator, ModelSettings, OpKey, WaitPolicy};
 use fabric_core::{Error, Result};
 
 use super::driver::{self, DomainWaker, TaskDriver};
+use super::driver_phase::DriverKind;
 use super::progress::EngineTransport;
 use super::progress::{Engine, EngineGuard};
 use super::state::regions::SharedRegions;
 use super::updates::{DomainEngines, DomainUpdates};
-use super::wait_policy::ReservedCore;
+use super::wait_policy::WaitRules;
 use crate::sys::EpollSet;
 use crate::sys::thread_lock::LockMode;
 
@@ -70,7 +71,7 @@ pub struct DomainHandle {
 }
 
 impl DomainHandle {
-    /// Opens a domain on a transport, and its driver thread if progress is automatic (`fi_domain`).
+    /// Opens a domain on a transport, and its driver if that is a thread (`fi_domain`).
     ///
     /// # Errors
     /// Invalid socket options; what the transport or the operating system refuses.
@@ -78,10 +79,10 @@ impl DomainHandle {
         transport: &EngineTransport,
         info: &Info,
         config: &DomainConfig,
-        name: &str,
+        driver: (DriverKind, &str),
     ) -> Result<Self> {
         let shared = (SharedRegions::new(info.domain.mr_mode), Arc::default());
-        Self::open_engine(transport, info, config, name, shared)
+        Self::open_engine(transport, info, config, driver, shared)
     }
 
     /// Opens a resource domain of this domain: another engine, which shares its memory regions.
@@ -93,38 +94,33 @@ impl DomainHandle {
         transport: &EngineTransport,
         info: &Info,
         config: &DomainConfig,
-        name: &str,
+        driver: (DriverKind, &str),
     ) -> Result<Self> {
         let shared = (self.regions.clone(), self.engines.clone());
-        Self::open_engine(transport, info, config, name, shared)
+        Self::open_engine(transport, info, config, driver, shared)
     }
 
     fn open_engine(
         transport: &EngineTransport,
         info: &Info,
         config: &DomainConfig,
-        name: &str,
+        (driver_kind, name): (DriverKind, &str),
         (regions, engines): (SharedRegions, Arc<DomainEngines>),
     ) -> Result<Self> {
         let model_settings = ModelSettings::of(config.message_model);
-        let (mut policy, mut reserved_core) = (config.wait_policy, None);
-        if model_settings.reserves_core() {
-            reserved_core = Some(ReservedCore::reserve(policy)?);
-            policy = WaitPolicy::Spin;
-        }
+        let waits = WaitRules::new(config.wait_policy, &model_settings)?;
         let set = Arc::new(EpollSet::new()?);
         config.socket_options.check()?;
         let lock_mode = LockMode::new(config.thread_mode);
         let mut transport_config = config.clone();
         lock_mode.export_flag(&mut transport_config);
         let domain = transport.open_domain(info, set.clone(), &transport_config)?;
-        let progress = info.domain.data_progress;
         let engine = Arc::new(Engine::new(
             domain,
             set,
-            (policy, model_settings),
-            reserved_core,
-            progress,
+            waits,
+            model_settings.sends_at_once(),
+            driver_kind,
             lock_mode,
             regions.clone(),
         ));
@@ -133,12 +129,14 @@ impl DomainHandle {
             if let Some(timeout) = config.progress_timeout {
                 locked.domain.arrival_timer.set_timeout(timeout);
             }
+            // From now on, the domain of an event loop is armed or its descriptor readable.
+            locked.finish();
             locked.transport.loan_allocator()
         };
         if let (Some(allocator), Some(bytes)) = (&loan_allocator, config.loan_limit) {
             allocator.set_limit(bytes);
         }
-        if progress == Progress::Auto {
+        if driver_kind == DriverKind::Thread {
             driver::spawn_thread(&engine, format!("fab-{name}"))?;
         }
         engines.add(DomainUpdates::new(&engine));
@@ -210,17 +208,23 @@ impl DomainHandle {
         result
     }
 
-    /// Returns the wait policy of this domain.
+    /// Returns what drives this domain.
+    #[must_use]
+    pub fn driver_kind(&self) -> DriverKind {
+        self.engine.driver_kind
+    }
+
+    /// Returns the policy by which this domain waits.
     #[must_use]
     pub fn wait_policy(&self) -> WaitPolicy {
-        self.engine.policy
+        self.engine.waits.policy()
     }
 
     /// Returns whether posts of a batch share a doorbell or a system call.
     #[inline]
     #[must_use]
     pub fn defers_in_batches(&self) -> bool {
-        !self.engine.model_settings.sends_at_once()
+        !self.engine.sends_at_once
     }
 
     /// Makes one pass without waiting, and returns whether anything moved. For passive targets of
@@ -234,16 +238,15 @@ impl DomainHandle {
     pub fn describe(&self) -> String {
         let locked = self.engine.lock();
         format!(
-            "{}, {} operations, {} waiting, {}{:?}",
+            "{}, {} operations, {} waiting, {}{}",
             locked.describe_transport(),
             locked.domain.ops.len(),
             locked.domain.deferred.waiting(),
-            if locked.armed {
-                "armed, driver "
-            } else {
-                "driver "
+            if locked.armed { "armed, " } else { "" },
+            match self.engine.is_in_event_loop() {
+                true => "event loop".into(),
+                false => format!("driver {:?}", locked.driver),
             },
-            locked.driver,
         )
     }
 
@@ -351,8 +354,8 @@ impl fmt::Debug for DomainHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The state is behind the lock, which the caller may hold.
         f.debug_struct("DomainHandle")
-            .field("policy", &self.engine.policy)
-            .field("progress_mode", &self.engine.progress_mode)
+            .field("waits", &self.engine.waits)
+            .field("driver_kind", &self.engine.driver_kind)
             .finish_non_exhaustive()
     }
 }

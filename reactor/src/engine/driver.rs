@@ -1,8 +1,8 @@
 //! The driver: makes progress when no application task polls the domain.
 //!
 //! Under manual progress a task of the runtime drives, under automatic progress a thread; both run
-//! the same steps. A driver that wakes makes passes until nothing has arrived for a while, arms the
-//! doorbells and sleeps.
+//! the same steps (`driver_phase` has the kinds of drivers, and their phases). A driver that wakes
+//! makes passes until nothing has arrived for a while, arms the doorbells and sleeps.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -11,11 +11,11 @@ use std::thread;
 use std::time::Duration;
 use std::{fmt, io};
 
-use fabric_core::info::Progress;
-use fabric_core::transport::{ModelSettings, WaitPolicy, WaitSet};
+use fabric_core::transport::WaitSet;
 use fabric_core::{Error, Result};
 
-use super::progress::{DriverStatus, Engine};
+use super::driver_phase::{DriverKind, DriverPhase};
+use super::progress::Engine;
 use super::state::deferred::Deferred;
 use super::state::trace::TraceEvent;
 use super::wait_fd::WaitFd;
@@ -52,9 +52,9 @@ pub(crate) struct DriverState {
 }
 
 impl DriverState {
-    pub(crate) fn new(settings: &ModelSettings) -> Self {
+    pub(crate) fn new(engine: &Engine) -> Self {
         Self {
-            spin_budget: SpinBudget::new(settings),
+            spin_budget: engine.waits.spin_budget(),
             app_polls_seen: 0,
             steps: 0,
         }
@@ -66,46 +66,45 @@ impl DriverState {
             return DriverStep::Yield;
         };
         locked.report_concurrent_use();
-        let auto = engine.progress_mode == Progress::Auto;
+        let is_thread = engine.driver_kind == DriverKind::Thread;
         let polls = engine.app_polls.load(Ordering::Relaxed);
-        let application_polls = auto && polls != self.app_polls_seen;
+        let application_polls = is_thread && polls != self.app_polls_seen;
         self.app_polls_seen = polls;
-        if application_polls && !locked.armed && !locked.domain.needs_driver(engine.policy) {
+        if application_polls && !locked.armed && !locked.needs_driver() {
             // The application drives in place, and a second driver would contend for the lock.
             self.spin_budget.stop();
-            locked.driver = DriverStatus::Standby;
+            locked.driver = DriverPhase::Standby;
             return DriverStep::Standby;
         }
         // The descriptors are polled after a sleep, before one, and every `STEPS_PER_FD_POLL`
         // steps.
-        let poll_fds = !matches!(locked.driver, DriverStatus::Awake)
+        let poll_fds = !matches!(locked.driver, DriverPhase::Awake)
             || self.steps.is_multiple_of(STEPS_PER_FD_POLL);
         self.steps = self.steps.wrapping_add(1);
         let progressed = (poll_fds && locked.poll_fds()) | locked.progress();
         if progressed {
             self.spin_budget.on_progress();
             locked.disarm();
-            locked.driver = DriverStatus::Awake;
+            locked.driver = DriverPhase::Awake;
             return DriverStep::StepAgain;
         }
-        if auto || locked.domain.needs_driver(engine.policy) {
+        if is_thread || locked.needs_driver() {
             // Arms again even if armed before: a peer that rang a doorbell has cleared its flag,
             // and its message may have been read from the socket already.
-            let spins = !locked.armed
-                && engine.policy != WaitPolicy::Park
-                && self.spin_budget.should_spin();
+            let spins =
+                !locked.armed && engine.waits.driver_spins() && self.spin_budget.should_spin();
             if spins || locked.poll_fds() || !locked.arm() {
-                locked.driver = DriverStatus::Awake;
+                locked.driver = DriverPhase::Awake;
                 return DriverStep::StepAgain;
             }
         } else if locked.poll_fds() {
             // More was ready than one poll of the set returns, and the driver is woken by changes
             // only (edge-triggered).
-            locked.driver = DriverStatus::Awake;
+            locked.driver = DriverPhase::Awake;
             return DriverStep::StepAgain;
         }
         self.spin_budget.sleep();
-        locked.driver = DriverStatus::Asleep(waker.cloned());
+        locked.driver = DriverPhase::Asleep(waker.cloned());
         locked.parks += 1;
         DriverStep::Sleep
     }
@@ -127,8 +126,8 @@ pub(crate) fn run_thread(set: &EpollSet, engine: &Weak<Engine>) {
     let Some(open) = engine.upgrade() else {
         return;
     };
-    let _exit_guard = DriverExitGuard::new(&open, "thread");
-    let mut state = DriverState::new(&open.model_settings);
+    let _exit_guard = DriverExitGuard::new(&open);
+    let mut state = DriverState::new(&open);
     drop(open);
     loop {
         let Some(engine) = engine.upgrade() else {
@@ -158,18 +157,17 @@ struct DriverExitGuard {
     lock_mode: LockMode,
     /// Set on a thread that cannot lock the domain.
     ended_elsewhere: Arc<AtomicBool>,
-    /// The kind of driver, for `tracing` events: `task` or `thread`.
-    kind: &'static str,
+    kind: DriverKind,
 }
 
 impl DriverExitGuard {
-    fn new(engine: &Arc<Engine>, kind: &'static str) -> Self {
-        Deferred::emit_now(TraceEvent::DriverStarted(kind));
+    fn new(engine: &Arc<Engine>) -> Self {
+        Deferred::emit_now(TraceEvent::DriverStarted(engine.driver_kind.name()));
         Self {
             lock_mode: engine.lock_mode.clone(),
             ended_elsewhere: engine.driver_ended_off_thread.clone(),
             engine: Arc::downgrade(engine),
-            kind,
+            kind: engine.driver_kind,
         }
     }
 }
@@ -181,7 +179,7 @@ impl Drop for DriverExitGuard {
         } else if let Some(engine) = self.engine.upgrade() {
             engine.lock_for_progress().end_driver();
         }
-        Deferred::emit_now(TraceEvent::DriverEnded(self.kind));
+        Deferred::emit_now(TraceEvent::DriverEnded(self.kind.name()));
     }
 }
 
@@ -199,8 +197,8 @@ impl TaskDriver {
         Self {
             wait_set: engine.wait_set.clone(),
             engine: Arc::downgrade(engine),
-            exit_guard: DriverExitGuard::new(engine, "task"),
-            state: DriverState::new(&engine.model_settings),
+            exit_guard: DriverExitGuard::new(engine),
+            state: DriverState::new(engine),
         }
     }
 

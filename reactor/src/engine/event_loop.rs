@@ -7,13 +7,12 @@
 //! holds for it: a driver makes progress, and the completion calls the waker.
 //!
 //! A domain without a driver is driven by the event loop itself
-//! ([`DomainHandle::enter_event_loop`]). The set of a queue then also contains the set of the
-//! domain. The domain is armed, or its wake-up eventfd readable, whenever the lock is free. So a
-//! thread that blocks misses no arrival while another thread polls, posts, or takes its doorbells:
-//! what the other thread completes calls the waker, and what it leaves undone makes the domain's
-//! descriptor readable again. Only `prepare_wait`
-//! resets the wake-up eventfd, under the lock, and arms the domain or writes the eventfd again
-//! before the lock is released.
+//! ([`DriverKind::EventLoop`](super::DriverKind)). The set of a queue then also contains the set of
+//! the domain. The domain is armed, or its wake-up eventfd readable, whenever the lock is free. So
+//! a thread that blocks misses no arrival while another thread polls, posts, or takes its
+//! doorbells: what the other thread completes calls the waker, and what it leaves undone makes the
+//! domain's descriptor readable again. Only `prepare_wait` resets the wake-up eventfd, under the
+//! lock, and arms the domain or writes the eventfd again before the lock is released.
 
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -22,7 +21,6 @@ use fabric_core::Result;
 use fabric_core::transport::WaitSet;
 
 use super::domain::DomainHandle;
-use super::progress::DriverStatus;
 use super::state::bindings::{CounterId, CqId};
 use super::wait_fd::WaitFd;
 use crate::sys::EpollSet;
@@ -53,7 +51,7 @@ impl WaitObject {
     /// # Errors
     /// The operating system refuses it.
     pub fn watch(&self, domain: &DomainHandle) -> Result<()> {
-        if domain.is_in_event_loop() {
+        if domain.engine().is_in_event_loop() {
             let set = &domain.engine().wait_set;
             self.0.watch(set.fd(), 0).map_err(epoll_ctl_error)?;
         }
@@ -83,17 +81,6 @@ impl Wake for EpollSet {
 }
 
 impl DomainHandle {
-    /// Lets an event loop of the program drive this domain, which has no driver.
-    pub fn enter_event_loop(&self) {
-        self.with_engine(|locked| locked.driver = DriverStatus::EventLoop);
-    }
-
-    /// Returns whether an event loop of the program drives this domain.
-    #[must_use]
-    pub fn is_in_event_loop(&self) -> bool {
-        self.engine().lock_for_progress().is_in_event_loop()
-    }
-
     /// Returns the descriptor of the domain.
     #[must_use]
     pub fn wait_fd(&self) -> WaitFd {

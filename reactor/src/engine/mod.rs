@@ -3,7 +3,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `domain` | a domain as fabric-async sees it |
-//! | `progress`, `driver` | the domain's lock and progress; progress when no task polls |
+//! | `progress`, `driver`, `driver_phase` | the domain's lock and progress; progress when no task polls |
 //! | `endpoint_table`, `passes` | the transport's endpoints with their queues; calls of them, and passes over the active ones |
 //! | `state` | the state of a domain and its endpoints |
 //! | `post`, `fast_path`, `inline_recv`, `batch`, `cancel`, `flush` | posting, singly and in batches; canceling; flushing |
@@ -12,7 +12,7 @@
 //! | `endpoints`, `av`, `regions`, `loans`, `multicast`, `cm`, `completions` | the calls of the objects |
 //! | `updates` | the engines of a domain and its resource domains; what they share |
 //! | `event_loop`, `wait_fd` | event loops of the program; wait descriptors |
-//! | `wait_policy` | how long to spin before sleeping |
+//! | `wait_policy` | how a domain waits: policy, spinning |
 
 mod av;
 mod batch;
@@ -22,6 +22,7 @@ mod cm;
 mod completions;
 pub(crate) mod domain;
 pub(crate) mod driver;
+pub(crate) mod driver_phase;
 pub(crate) mod endpoint_table;
 mod endpoints;
 mod event_loop;
@@ -46,6 +47,7 @@ pub(crate) mod wait_policy;
 pub use batch::{MAX_BATCH_BYTES, MAX_BATCH_POSTS, PostBatch};
 pub use domain::{CompletedOp, DomainHandle};
 pub use driver::{DomainWaker, TaskDriver};
+pub use driver_phase::DriverKind;
 pub use event_loop::WaitObject;
 pub use onesided::check_atomic;
 pub use progress::{CallEnd, EngineTransport};

@@ -53,18 +53,16 @@ use std::task::{Poll, Waker};
 
 use fabric_core::completion::Outcome;
 use fabric_core::event::EventKind;
-use fabric_core::info::Progress;
-use fabric_core::transport::{
-    EpId, ModelSettings, OpKey, OpenDomain, RxEngine, TransportDomain, WaitPolicy, WaitSet,
-};
+use fabric_core::transport::{EpId, OpKey, OpenDomain, RxEngine, TransportDomain, WaitSet};
 
+use super::driver_phase::{DriverKind, DriverPhase};
 use super::endpoint_table::EndpointTable;
 use super::state::deferred::DeferredActions;
 use super::state::domain_state::DomainState;
 use super::state::pending_work::FollowUp;
 use super::state::regions::SharedRegions;
 use super::state::update_queue::UpdateQueue;
-use super::wait_policy::{PollSpinner, ReservedCore};
+use super::wait_policy::{PollSpinner, WaitRules};
 use crate::sys::EpollSet;
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::thread_lock::{DomainGuard, DomainLock, LockMode};
@@ -90,33 +88,6 @@ const MAX_MOVED_PER_POLL: u64 = 16;
 /// peers.
 const PASSES_PER_FD_POLL: u64 = 2048;
 
-/// The state of the domain's driver.
-pub(crate) enum DriverStatus {
-    /// No driver was started yet, or the runtime that ran it is gone: waiting tasks keep themselves
-    /// runnable.
-    NotRunning,
-    /// The driver makes passes, or has been woken to make some.
-    Awake,
-    /// The driver sleeps on the descriptors. Holds the waker of a driver task, none for a thread.
-    Asleep(Option<Waker>),
-    /// The driver thread checks from time to time whether the application still polls.
-    Standby,
-    /// An event loop of the program drives the domain, and sleeps on the domain's descriptor.
-    EventLoop,
-}
-
-impl std::fmt::Debug for DriverStatus {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::NotRunning => "not started",
-            Self::Awake => "awake",
-            Self::Asleep(_) => "asleep",
-            Self::Standby => "standby",
-            Self::EventLoop => "event loop",
-        })
-    }
-}
-
 pub(crate) struct EngineState {
     pub(crate) transport: Box<EngineTransportDomain>,
     /// Dropped before the operations: a transport may have borrowed their buffers.
@@ -124,7 +95,7 @@ pub(crate) struct EngineState {
     pub(crate) domain: DomainState,
     /// A forked child makes no progress: the connections belong to the parent.
     pub(crate) fork_guard: ForkGuard,
-    pub(crate) driver: DriverStatus,
+    pub(crate) driver: DriverPhase,
     pub(crate) armed: bool,
     pub(crate) spinner: PollSpinner,
     /// The number of passes.
@@ -142,11 +113,10 @@ pub(crate) struct EngineState {
 
 /// The engine of one domain.
 pub(crate) struct Engine {
-    pub(crate) policy: WaitPolicy,
-    pub(crate) model_settings: ModelSettings,
-    /// The core that the domain has reserved.
-    _reserved_core: Option<ReservedCore>,
-    pub(crate) progress_mode: Progress,
+    pub(crate) waits: WaitRules,
+    /// Whether each message leaves at once, also of those that are posted together.
+    pub(crate) sends_at_once: bool,
+    pub(crate) driver_kind: DriverKind,
     pub(crate) wait_set: Arc<EpollSet>,
     /// The number of polls by the application. The driver thread in standby checks whether it
     /// changes.
@@ -165,9 +135,9 @@ impl Engine {
     pub(crate) fn new(
         transport: Box<EngineTransportDomain>,
         wait_set: Arc<EpollSet>,
-        (policy, model_settings): (WaitPolicy, ModelSettings),
-        reserved_core: Option<ReservedCore>,
-        progress_mode: Progress,
+        waits: WaitRules,
+        sends_at_once: bool,
+        driver_kind: DriverKind,
         lock_mode: LockMode,
         regions: SharedRegions,
     ) -> Self {
@@ -176,9 +146,9 @@ impl Engine {
             fork_guard: ForkGuard::current_process(),
             transport,
             domain: DomainState::new(regions),
-            driver: DriverStatus::NotRunning,
+            driver: DriverPhase::NotRunning,
             armed: false,
-            spinner: PollSpinner::new(policy, &model_settings),
+            spinner: waits.poll_spinner(),
             passes: 0,
             moved_connections: 0,
             posts: 0,
@@ -186,10 +156,9 @@ impl Engine {
             concurrent_use_reported: false,
         };
         Self {
-            policy,
-            model_settings,
-            _reserved_core: reserved_core,
-            progress_mode,
+            waits,
+            sends_at_once,
+            driver_kind,
             wait_set,
             app_polls: AtomicU64::new(0),
             driver_ended_off_thread: Arc::default(),
@@ -374,7 +343,7 @@ impl Engine {
         register: impl FnOnce(&mut DomainState),
     ) -> bool {
         let mut locked = self.lock_for_progress();
-        if locked.is_in_event_loop() {
+        if self.is_in_event_loop() {
             // The pass below does what the wake-up was for, and every wake-up from now on is after
             // this call. The domain is armed or woken again before the lock is released.
             self.wait_set.drain_wake_eventfd();
@@ -386,12 +355,18 @@ impl Engine {
         locked.disarm_for_poll();
         let moved = locked.poll_fds() | locked.progress();
         self.count_app_poll();
-        if is_ready(&mut locked.domain) || (moved && locked.is_in_event_loop()) {
+        if is_ready(&mut locked.domain) || (moved && self.is_in_event_loop()) {
             locked.unlock();
             return false;
         }
         register(&mut locked.domain);
         !locked.ensure_driven_for_waiter()
+    }
+
+    /// Returns whether an event loop of the program drives the domain.
+    #[inline]
+    pub(crate) fn is_in_event_loop(&self) -> bool {
+        self.driver_kind == DriverKind::EventLoop
     }
 
     /// Makes one pass and polls the descriptors, without waiting. Returns whether anything moved.
@@ -527,11 +502,11 @@ impl<'a> EngineGuard<'a> {
     #[cold]
     fn disarm_armed(&mut self) {
         self.disarm();
-        if self.engine.progress_mode == Progress::Auto
-            && matches!(self.driver, DriverStatus::Asleep(_))
+        if self.engine.driver_kind == DriverKind::Thread
+            && matches!(self.driver, DriverPhase::Asleep(_))
         {
             // The thread must not sleep without armed doorbells, so it goes to standby.
-            self.driver = DriverStatus::Standby;
+            self.driver = DriverPhase::Standby;
             self.engine.wait_set.wake();
         }
     }
@@ -656,18 +631,19 @@ impl<'a> EngineGuard<'a> {
         self.ensure_driven();
     }
 
+    /// Returns whether the domain needs a driver.
+    #[inline]
+    pub(crate) fn needs_driver(&self) -> bool {
+        let tasks_stay_runnable = self.engine.waits.tasks_stay_runnable();
+        self.domain.needs_driver(tasks_stay_runnable)
+    }
+
     /// Establishes the invariant for waiting tasks, before a caller that does not wait releases the
     /// lock.
     pub(crate) fn ensure_driven(&mut self) {
-        if !self.armed && (self.is_in_event_loop() || self.domain.needs_driver(self.engine.policy))
-        {
+        if !self.armed && (self.engine.is_in_event_loop() || self.needs_driver()) {
             self.ensure_driver();
         }
-    }
-
-    /// Returns whether an event loop of the program drives the domain.
-    pub(crate) fn is_in_event_loop(&self) -> bool {
-        matches!(self.driver, DriverStatus::EventLoop)
     }
 
     /// Establishes the invariant before a caller that will wait releases the lock. Returns true
@@ -676,15 +652,16 @@ impl<'a> EngineGuard<'a> {
         if !self.engine.lock_mode.is_shared() {
             self.report_exclusion_events();
         }
-        let spins = self.engine.policy == WaitPolicy::Spin;
-        if !self.armed && (!spins || self.is_in_event_loop()) {
+        let stays_runnable = self.engine.waits.tasks_stay_runnable();
+        let is_in_event_loop = self.engine.is_in_event_loop();
+        if !self.armed && (!stays_runnable || is_in_event_loop) {
             self.ensure_driver();
         }
-        match self.driver {
-            DriverStatus::NotRunning => true,
-            DriverStatus::EventLoop => spins || !self.armed,
-            _ => spins,
-        }
+        let is_driven = match is_in_event_loop {
+            true => self.armed,
+            false => !matches!(self.driver, DriverPhase::NotRunning),
+        };
+        stays_runnable || !is_driven
     }
 
     /// Reports that the driver has ended on a thread that cannot lock the domain, and that two
@@ -692,7 +669,7 @@ impl<'a> EngineGuard<'a> {
     #[cold]
     fn report_exclusion_events(&mut self) {
         if self.engine.driver_ended_off_thread.load(Ordering::Relaxed)
-            && !matches!(self.driver, DriverStatus::NotRunning)
+            && !matches!(self.driver, DriverPhase::NotRunning)
         {
             self.end_driver();
         }
@@ -702,7 +679,7 @@ impl<'a> EngineGuard<'a> {
     /// Notes that the driver has ended, reports it, and wakes all waiting tasks, which keep
     /// themselves runnable from now on.
     pub(crate) fn end_driver(&mut self) {
-        self.driver = DriverStatus::NotRunning;
+        self.driver = DriverPhase::NotRunning;
         let domain = &mut self.domain;
         domain
             .eqs
@@ -720,40 +697,40 @@ impl<'a> EngineGuard<'a> {
         }
     }
 
-    /// Wakes a sleeping driver task under the spinning policies, else arms the domain.
+    /// Wakes a sleeping driver task that spins, else arms the domain.
     fn ensure_driver(&mut self) {
-        let policy = self.engine.policy;
+        let engine = self.engine;
+        if engine.is_in_event_loop() {
+            // The event loop, unlike a driver, makes no pass before it sleeps again.
+            if self.domain.pending_work.needs_pass() || !self.arm() {
+                self.wake_driver();
+            }
+            return;
+        }
         match &mut self.driver {
-            DriverStatus::Awake | DriverStatus::NotRunning => {}
-            DriverStatus::Asleep(waker) if policy != WaitPolicy::Park && waker.is_some() => {
+            DriverPhase::Awake | DriverPhase::NotRunning => {}
+            DriverPhase::Asleep(waker) if engine.waits.driver_spins() && waker.is_some() => {
                 if let Some(waker) = waker.take() {
-                    self.driver = DriverStatus::Awake;
+                    self.driver = DriverPhase::Awake;
                     self.domain.deferred.wake(waker);
                 }
             }
-            DriverStatus::Asleep(_) | DriverStatus::Standby => {
+            DriverPhase::Asleep(_) | DriverPhase::Standby => {
                 if !self.arm() {
-                    self.wake_driver();
-                }
-            }
-            DriverStatus::EventLoop => {
-                // The event loop, unlike a driver, makes no pass before it sleeps again.
-                if self.domain.pending_work.needs_pass() || !self.arm() {
                     self.wake_driver();
                 }
             }
         }
     }
 
-    /// Wakes the driver from sleep or standby.
+    /// Wakes the driver from sleep or standby, or the event loop.
     pub(crate) fn wake_driver(&mut self) {
-        match std::mem::replace(&mut self.driver, DriverStatus::Awake) {
-            DriverStatus::Asleep(Some(waker)) => self.domain.deferred.wake(waker),
-            DriverStatus::Asleep(None) | DriverStatus::Standby => self.engine.wait_set.wake(),
-            DriverStatus::EventLoop => {
-                self.driver = DriverStatus::EventLoop;
-                self.engine.wait_set.wake();
-            }
+        if self.engine.is_in_event_loop() {
+            return self.engine.wait_set.wake();
+        }
+        match std::mem::replace(&mut self.driver, DriverPhase::Awake) {
+            DriverPhase::Asleep(Some(waker)) => self.domain.deferred.wake(waker),
+            DriverPhase::Asleep(None) | DriverPhase::Standby => self.engine.wait_set.wake(),
             other => self.driver = other,
         }
     }

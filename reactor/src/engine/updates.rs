@@ -194,7 +194,7 @@ mod tests {
     use fabric_core::transport::{DomainConfig, ThreadMode};
 
     use super::*;
-    use crate::engine::DomainHandle;
+    use crate::engine::{DomainHandle, DriverKind};
     use crate::registry;
 
     /// The updates of an engine that another thread owns wait for it, and those of a closed engine
@@ -208,7 +208,9 @@ mod tests {
         };
         let transport = registry::by_name("shm").unwrap();
         let open = move || {
-            let domain = DomainHandle::open(transport, &info, &config, "updates").unwrap();
+            let domain =
+                DomainHandle::open(transport, &info, &config, (DriverKind::Task, "updates"))
+                    .unwrap();
             let updates = domain.updates();
             (domain, updates)
         };

@@ -1,4 +1,7 @@
-//! How long to spin before sleeping.
+//! How a domain waits, and how long it spins before it sleeps.
+//!
+//! A program requests a [`WaitPolicy`], and a message model may ask for another one or for a core.
+//! [`WaitRules`] decides when the domain is opened; the engine, its driver and its polls ask it.
 //!
 //! Finding a message by polling takes a fraction of a microsecond; a kernel wake-up takes tens of
 //! microseconds. So this choice determines the latency. Spinning pays only while every spinning
@@ -28,29 +31,97 @@ const MIN_POLL_SPINS: u32 = if cfg!(loom) { 0 } else { 2 };
 const MISS_LIMIT: u32 = 4;
 const PROBE_INTERVAL: u32 = 16;
 
+/// How the tasks and the driver of a domain wait.
+#[derive(Debug)]
+pub(crate) struct WaitRules {
+    policy: WaitPolicy,
+    /// Whether polls spin also after spinning did not succeed.
+    polls_always_spin: bool,
+    max_driver_spin: Duration,
+    reserved_core: Option<ReservedCore>,
+}
+
+impl WaitRules {
+    /// Decides how a domain waits for which the program requests this policy and these settings.
+    ///
+    /// # Errors
+    /// [`Error::NotReserved`] when the domain needs a core, and all are reserved or the policy is
+    /// park.
+    pub(crate) fn new(requested: WaitPolicy, settings: &ModelSettings) -> Result<Self> {
+        let (policy, reserved_core) = match settings.reserves_core() {
+            true => (WaitPolicy::Spin, Some(ReservedCore::reserve(requested)?)),
+            false => (requested, None),
+        };
+        Ok(Self {
+            policy,
+            polls_always_spin: settings.polls_always_spin(),
+            // Loom models have no time.
+            max_driver_spin: match cfg!(loom) {
+                true => Duration::ZERO,
+                false => settings.max_driver_spin(),
+            },
+            reserved_core,
+        })
+    }
+
+    /// Returns the policy by which the domain waits.
+    pub(crate) fn policy(&self) -> WaitPolicy {
+        self.policy
+    }
+
+    /// Returns whether waiting tasks keep themselves runnable, also while a driver runs.
+    #[inline]
+    pub(crate) fn tasks_stay_runnable(&self) -> bool {
+        self.policy == WaitPolicy::Spin
+    }
+
+    /// Returns whether a driver spins before it sleeps.
+    #[inline]
+    pub(crate) fn driver_spins(&self) -> bool {
+        self.policy != WaitPolicy::Park
+    }
+
+    /// Returns how polls spin that have found nothing.
+    pub(crate) fn poll_spinner(&self) -> PollSpinner {
+        PollSpinner::new(match self.policy {
+            WaitPolicy::Park => PollSpins::Never,
+            // The peer needs the core.
+            _ if core_count() < 2 => PollSpins::Never,
+            WaitPolicy::Adaptive if !self.polls_always_spin => PollSpins::Learned,
+            _ => PollSpins::Always,
+        })
+    }
+
+    /// Returns the spin time of a driver.
+    pub(crate) fn spin_budget(&self) -> SpinBudget {
+        SpinBudget::new(self.max_driver_spin, self.reserved_core.is_some())
+    }
+}
+
+/// When polls spin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PollSpins {
+    Never,
+    /// If spinning has recently found work, and now and then to find out.
+    Learned,
+    Always,
+}
+
 /// The number of passes within one poll, learned from whether spinning succeeded.
 #[derive(Debug)]
 pub(crate) struct PollSpinner {
+    spins: PollSpins,
     consecutive_misses: u32,
-    policy: WaitPolicy,
-    /// Whether polls spin also after spinning did not succeed.
-    spins_always: bool,
     /// Polls whose spinning succeeded, and polls whose spinning failed.
     hits: u64,
     total_misses: u64,
 }
 
 impl PollSpinner {
-    pub(crate) fn new(policy: WaitPolicy, settings: &ModelSettings) -> Self {
-        let policy = if core_count() < 2 {
-            WaitPolicy::Park
-        } else {
-            policy
-        };
+    fn new(spins: PollSpins) -> Self {
         Self {
+            spins,
             consecutive_misses: 0,
-            policy,
-            spins_always: settings.polls_always_spin(),
             hits: 0,
             total_misses: 0,
         }
@@ -61,17 +132,16 @@ impl PollSpinner {
     /// single waiting task.
     #[inline]
     pub(crate) fn spin_limit(&self, waiting: usize) -> u32 {
-        let limit = match self.policy {
-            WaitPolicy::Park => 0,
-            WaitPolicy::Spin => MAX_POLL_SPINS,
-            WaitPolicy::Adaptive
-                if self.spins_always
-                    || self.consecutive_misses < MISS_LIMIT
+        let limit = match self.spins {
+            PollSpins::Never => 0,
+            PollSpins::Always => MAX_POLL_SPINS,
+            PollSpins::Learned
+                if self.consecutive_misses < MISS_LIMIT
                     || self.consecutive_misses.is_multiple_of(PROBE_INTERVAL) =>
             {
                 MAX_POLL_SPINS
             }
-            _ => MIN_POLL_SPINS,
+            PollSpins::Learned => MIN_POLL_SPINS,
         };
         limit / waiting.max(1) as u32
     }
@@ -106,14 +176,14 @@ static RESERVED_CORES: AtomicUsize = AtomicUsize::new(0);
 
 /// A core that is reserved for a domain, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct ReservedCore(());
+struct ReservedCore(());
 
 impl ReservedCore {
     /// Reserves a core for a domain that waits by this policy.
     ///
     /// # Errors
     /// [`Error::NotReserved`] when all cores are reserved, or the policy is park.
-    pub(crate) fn reserve(policy: WaitPolicy) -> Result<Self> {
+    fn reserve(policy: WaitPolicy) -> Result<Self> {
         if policy == WaitPolicy::Park {
             return Err(Error::NotReserved(
                 "the model waits by spinning; do not set WaitPolicy::Park".into(),
@@ -173,15 +243,11 @@ enum SpinState {
 }
 
 impl SpinBudget {
-    pub(crate) fn new(settings: &ModelSettings) -> Self {
-        let max = match cfg!(loom) {
-            true => Duration::ZERO,
-            false => settings.max_driver_spin(),
-        };
+    fn new(max: Duration, has_core: bool) -> Self {
         Self {
             limit: max,
             max,
-            has_core: settings.reserves_core(),
+            has_core,
             state: SpinState::Idle,
         }
     }
@@ -250,14 +316,13 @@ mod tests {
 
     use super::*;
 
+    fn rules(policy: WaitPolicy, model: MessageModel) -> WaitRules {
+        WaitRules::new(policy, &ModelSettings::of(model)).unwrap()
+    }
+
     #[test]
     fn tasks_that_share_the_spin_time_try_full_spinning_again() {
-        let mut spinner = PollSpinner::new(
-            WaitPolicy::Adaptive,
-            &ModelSettings::of(MessageModel::Default),
-        );
-        // Also on a machine with one core.
-        spinner.policy = WaitPolicy::Adaptive;
+        let mut spinner = PollSpinner::new(PollSpins::Learned);
         for waiting in [1, 3, 8] {
             let limits: Vec<_> = (0..4 * PROBE_INTERVAL)
                 .map(|_| {
@@ -276,7 +341,7 @@ mod tests {
     /// not succeeded.
     #[test]
     fn driver_learns_from_the_time_that_it_has_slept() {
-        let mut budget = SpinBudget::new(&ModelSettings::of(MessageModel::Default));
+        let mut budget = rules(WaitPolicy::Adaptive, MessageModel::Default).spin_budget();
         let max = budget.max;
         (0..10).for_each(|_| budget.learn(2 * max));
         assert_eq!(budget.limit, MIN_SPIN);
@@ -297,39 +362,38 @@ mod tests {
 
     #[test]
     fn driver_with_a_core_spins_beside_others() {
-        let spins = |model: MessageModel| {
-            let mut budget = SpinBudget::new(&ModelSettings::of(model));
+        let spins = |has_core| {
+            let mut budget = SpinBudget::new(Duration::from_millis(1), has_core);
             (budget.should_spin(), budget)
         };
-        let others: Vec<_> = (0..core_count())
-            .map(|_| spins(MessageModel::ForceLowLatency))
-            .collect();
+        let others: Vec<_> = (0..core_count()).map(|_| spins(true)).collect();
         assert!(others.iter().all(|(spins, _)| *spins));
-        assert!(!spins(MessageModel::LowLatency).0);
-        assert!(spins(MessageModel::ForceLowLatency).0);
+        assert!(!spins(false).0);
+        assert!(spins(true).0);
     }
 
     #[test]
     fn low_latency_spins_after_misses() {
-        let mut spinner = PollSpinner::new(
-            WaitPolicy::Adaptive,
-            &ModelSettings::of(MessageModel::LowLatency),
-        );
-        spinner.policy = WaitPolicy::Adaptive;
+        let mut spinner = rules(WaitPolicy::Adaptive, MessageModel::LowLatency).poll_spinner();
+        if core_count() < 2 {
+            return assert_eq!(spinner.spins, PollSpins::Never);
+        }
         (0..2 * MISS_LIMIT).for_each(|_| spinner.record_miss(1));
         assert_eq!(spinner.spin_limit(1), MAX_POLL_SPINS);
     }
 
     #[test]
     fn no_more_cores_are_reserved_than_there_are() {
-        let cores: Vec<_> = (0..core_count())
-            .map(|_| ReservedCore::reserve(WaitPolicy::Spin).unwrap())
+        let settings = ModelSettings::of(MessageModel::ForceLowLatency);
+        let reserve = |policy| WaitRules::new(policy, &settings);
+        let domains: Vec<_> = (0..core_count())
+            .map(|_| reserve(WaitPolicy::Spin).unwrap())
             .collect();
-        let full = ReservedCore::reserve(WaitPolicy::Spin).unwrap_err();
+        let full = reserve(WaitPolicy::Spin).unwrap_err();
         assert!(full.to_string().contains("cores"), "{full}");
-        drop(cores);
-        drop(ReservedCore::reserve(WaitPolicy::Adaptive).unwrap());
-        let parks = ReservedCore::reserve(WaitPolicy::Park).unwrap_err();
+        drop(domains);
+        assert!(reserve(WaitPolicy::Adaptive).unwrap().tasks_stay_runnable());
+        let parks = reserve(WaitPolicy::Park).unwrap_err();
         assert!(parks.to_string().contains("Park"), "{parks}");
     }
 }

@@ -7,21 +7,18 @@
 use std::sync::Arc;
 use std::task::Waker;
 
-use fabric_core::info::Progress;
 use fabric_core::transport::OpKey;
 use loom::thread;
 
 use super::EpollSet;
 use super::mock_transport::{MockConnection, post_recv};
-use crate::engine::progress::{DriverStatus, Engine};
+use crate::engine::driver_phase::DriverKind;
+use crate::engine::progress::Engine;
 use fabric_core::transport::WaitPolicy;
 
 fn event_loop_domain() -> (Arc<MockConnection>, Arc<Engine>) {
-    let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Manual);
-    let mut locked = engine.lock();
-    locked.driver = DriverStatus::EventLoop;
-    locked.finish();
-    drop(locked);
+    let (connection, engine) = MockConnection::engine(WaitPolicy::Park, DriverKind::EventLoop);
+    engine.lock().finish();
     (connection, engine)
 }
 
@@ -92,7 +89,7 @@ fn passes_of_other_threads_leave_the_event_loop_armed() {
 #[test]
 fn event_loop_beside_a_driver_is_woken_by_completions() {
     loom::model(|| {
-        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Auto);
+        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, DriverKind::Thread);
         let driver = {
             let (set, engine) = (engine.wait_set.clone(), Arc::downgrade(&engine));
             thread::spawn(move || crate::engine::driver::run_thread(&set, &engine))

@@ -11,11 +11,11 @@ use std::sync::Arc;
 use fabric_core::av::AddressTable;
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
-use fabric_core::info::Progress;
 use fabric_core::transport::{BlockableFastPath, EpId, FastPath, FastPathResult, TxOp};
 use loom::thread;
 
 use super::mock_transport::MockConnection;
+use crate::engine::driver_phase::DriverKind;
 use crate::engine::progress::Engine;
 use crate::engine::state::ops::{CompletionTarget, CreditMode};
 use crate::sys::sync::{AtomicU32, Mutex, Ordering, lock};
@@ -89,7 +89,7 @@ fn fast_path_send_does_not_overtake_queued_sends() {
         let (_mock, engine) = MockConnection::engine_with(
             ThreadMode::Shared,
             WaitPolicy::Spin,
-            Progress::Manual,
+            DriverKind::Task,
             Some(connection.clone()),
         );
         let peer = AddressTable::new().insert("shm://peer".parse().expect("valid address"));

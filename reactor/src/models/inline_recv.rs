@@ -8,7 +8,6 @@
 use std::future::poll_fn;
 use std::task::{Context, Poll, ready};
 
-use fabric_core::info::Progress;
 use fabric_core::rx::RxQueue;
 use fabric_core::transport::{EpId, OpKey, WaitPolicy};
 use loom::future::block_on;
@@ -17,6 +16,7 @@ use loom::thread;
 use super::mock_transport::{ANY_UNTAGGED, MockConnection, post_recv};
 use super::progress::task_driver;
 use crate::engine::DomainHandle;
+use crate::engine::driver_phase::DriverKind;
 
 /// Polls a posted receive. Ready with its message.
 fn poll_posted(domain: &DomainHandle, key: OpKey, cx: &mut Context<'_>) -> Poll<Vec<u8>> {
@@ -68,7 +68,7 @@ fn assert_nothing_left(domain: &DomainHandle) {
 #[test]
 fn receives_beside_a_driver_take_each_message_once() {
     loom::model(|| {
-        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Manual);
+        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, DriverKind::Task);
         connection.send();
         let driver = task_driver(&engine);
         let domain = DomainHandle::for_models(engine);
@@ -86,7 +86,7 @@ fn receives_beside_a_driver_take_each_message_once() {
 #[test]
 fn posted_receives_complete_in_order_and_once() {
     loom::model(|| {
-        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Manual);
+        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, DriverKind::Task);
         let keys = [(); 2].map(|()| post_recv(&engine));
         let other = {
             let engine = engine.clone();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::OpKind;
-use fabric_core::info::{Info, Progress};
+use fabric_core::info::Info;
 use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
 use fabric_core::transport::{
     EndpointContext, EpId, MessageModel, ModelSettings, OpKey, TransportDomain, TransportEndpoint,
@@ -15,12 +15,14 @@ use fabric_core::{Address, FiAddr, Result};
 
 use super::EpollSet;
 use super::fast_path_order::MockFastPath;
+use crate::engine::driver_phase::DriverKind;
 use crate::engine::endpoint_table::EngineTransportEndpoint;
 use crate::engine::progress::Engine;
 use crate::engine::state::bindings::{AvId, Bindings};
 use crate::engine::state::domain_state::DomainState;
 use crate::engine::state::ops::{CompletionTarget, CreditMode, OpState};
 use crate::engine::state::regions::SharedRegions;
+use crate::engine::wait_policy::WaitRules;
 use crate::sys::sync::{AtomicU32, Ordering, fence};
 use crate::sys::thread_lock::LockMode;
 use fabric_core::transport::{ThreadMode, WaitPolicy};
@@ -40,15 +42,15 @@ pub(super) struct MockConnection {
 
 impl MockConnection {
     /// Creates a domain with an endpoint over a mock connection.
-    pub(super) fn engine(policy: WaitPolicy, progress: Progress) -> (Arc<Self>, Arc<Engine>) {
-        Self::engine_with(ThreadMode::Shared, policy, progress, None)
+    pub(super) fn engine(policy: WaitPolicy, driver: DriverKind) -> (Arc<Self>, Arc<Engine>) {
+        Self::engine_with(ThreadMode::Shared, policy, driver, None)
     }
 
     /// Creates a domain over a mock connection, which passes sends to `fast_path`.
     pub(super) fn engine_with(
         mode: ThreadMode,
         policy: WaitPolicy,
-        progress: Progress,
+        driver_kind: DriverKind,
         fast_path: Option<Arc<MockFastPath>>,
     ) -> (Arc<Self>, Arc<Engine>) {
         let wait_set = Arc::new(EpollSet::new().expect("the mock set cannot fail"));
@@ -58,13 +60,14 @@ impl MockConnection {
             wait_set: wait_set.clone(),
         };
         let connection = Arc::new(connection);
+        let settings = ModelSettings::of(MessageModel::Default);
         let lock_mode = LockMode::new(mode);
         let engine = Engine::new(
             Box::new(MockDomain),
             wait_set,
-            (policy, ModelSettings::of(MessageModel::Default)),
-            None,
-            progress,
+            WaitRules::new(policy, &settings).expect("the model reserves no core"),
+            settings.sends_at_once(),
+            driver_kind,
             lock_mode,
             SharedRegions::default(),
         );

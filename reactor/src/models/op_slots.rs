@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
 
 use fabric_core::completion::{OpKind, Outcome, Transfer};
-use fabric_core::info::Progress;
 use fabric_core::transport::{OpKey, RxEngine};
 use loom::sync::Notify;
 use loom::thread;
 
 use super::mock_transport::{MockConnection, add_op};
+use crate::engine::driver_phase::DriverKind;
 use crate::engine::progress::Engine;
 use crate::engine::state::ops::{OpPhase, OpState};
 use fabric_core::transport::WaitPolicy;
@@ -30,7 +30,7 @@ impl Wake for LockingWaker {
 }
 
 fn park_engine() -> Arc<Engine> {
-    MockConnection::engine(WaitPolicy::Park, Progress::Manual).1
+    MockConnection::engine(WaitPolicy::Park, DriverKind::Task).1
 }
 
 fn complete_op(engine: &Engine, key: OpKey, len: usize) {

@@ -6,7 +6,6 @@
 use std::future::poll_fn;
 use std::task::{Context, Poll};
 
-use fabric_core::info::Progress;
 use fabric_core::transport::{ThreadMode, WaitPolicy};
 use loom::future::block_on;
 use loom::thread;
@@ -14,13 +13,14 @@ use loom::thread;
 use super::mock_transport::MockConnection;
 use crate::engine::DomainUpdates;
 use crate::engine::driver::TaskDriver;
+use crate::engine::driver_phase::DriverKind;
 use crate::engine::state::domain_state::DomainState;
 
 #[test]
 fn address_vector_that_another_thread_drops_is_closed_by_the_owner() {
     loom::model(|| {
         let (mode, policy) = (ThreadMode::Pinned, WaitPolicy::Park);
-        let (_mock, engine) = MockConnection::engine_with(mode, policy, Progress::Manual, None);
+        let (_mock, engine) = MockConnection::engine_with(mode, policy, DriverKind::Task, None);
         let avs = [(); 2].map(|()| engine.lock().domain.avs.open(false));
         let updates = DomainUpdates::new(&engine);
         let other = {

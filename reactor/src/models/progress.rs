@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use fabric_core::completion::OpKind;
-use fabric_core::info::Progress;
-use fabric_core::transport::{MessageModel, ModelSettings, OpKey};
+use fabric_core::transport::OpKey;
 use loom::future::block_on;
 use loom::thread;
 
 use super::mock_transport::{MockConnection, add_op, post_recv};
 use crate::engine::driver::{self, DriverState, DriverStep, TaskDriver};
-use crate::engine::progress::{DriverStatus, Engine};
+use crate::engine::driver_phase::{DriverKind, DriverPhase};
+use crate::engine::progress::Engine;
 use crate::engine::state::ops::CompletionTarget;
 use crate::engine::state::update_queue::Update;
 use fabric_core::transport::{ThreadMode, WaitPolicy};
@@ -45,10 +45,10 @@ fn thread_driver(engine: &Arc<Engine>) -> thread::JoinHandle<()> {
     thread::spawn(move || driver::run_thread(&set, &engine))
 }
 
-/// Starts the driver of a domain with this progress mode.
-fn start_driver(engine: &Arc<Engine>, progress: Progress) -> thread::JoinHandle<()> {
-    match progress {
-        Progress::Auto => thread_driver(engine),
+/// Starts the driver of a domain with this kind of driver.
+fn start_driver(engine: &Arc<Engine>, kind: DriverKind) -> thread::JoinHandle<()> {
+    match kind {
+        DriverKind::Thread => thread_driver(engine),
         _ => task_driver(engine),
     }
 }
@@ -77,29 +77,26 @@ fn wait_for_op(engine: &Engine, key: OpKey) {
 /// checks within a period, which loom does not measure.
 fn assert_driver_invariant(engine: &Engine) {
     let locked = engine.lock();
-    let awake = matches!(
-        locked.driver,
-        DriverStatus::Awake | DriverStatus::NotRunning
-    );
+    let awake = matches!(locked.driver, DriverPhase::Awake | DriverPhase::NotRunning);
     assert!(
         locked.domain.deferred.waiting() == 0
             || locked.armed
             || awake
-            || engine.policy == WaitPolicy::Spin,
+            || engine.waits.tasks_stay_runnable(),
         "a task waits, the domain is not armed, and the driver is {:?}",
         locked.driver
     );
 }
 
 /// Receives `messages` one after the other as a task, while a peer sends them.
-fn check_receive(policy: WaitPolicy, progress: Progress, messages: u32) {
-    check_receive_in(ThreadMode::Shared, policy, progress, messages);
+fn check_receive(policy: WaitPolicy, kind: DriverKind, messages: u32) {
+    check_receive_in(ThreadMode::Shared, policy, kind, messages);
 }
 
-fn check_receive_in(mode: ThreadMode, policy: WaitPolicy, progress: Progress, messages: u32) {
+fn check_receive_in(mode: ThreadMode, policy: WaitPolicy, kind: DriverKind, messages: u32) {
     loom::model(move || {
-        let (connection, engine) = MockConnection::engine_with(mode, policy, progress, None);
-        let driver = start_driver(&engine, progress);
+        let (connection, engine) = MockConnection::engine_with(mode, policy, kind, None);
+        let driver = start_driver(&engine, kind);
         let peer = thread::spawn(move || (0..messages).for_each(|_| connection.send()));
         for _ in 0..messages {
             let key = post_recv(&engine);
@@ -114,19 +111,19 @@ fn check_receive_in(mode: ThreadMode, policy: WaitPolicy, progress: Progress, me
 /// The driver is a task and only waits: it arms the doorbells before it sleeps.
 #[test]
 fn parked_task_driver_is_woken() {
-    check_receive(WaitPolicy::Park, Progress::Manual, 1);
+    check_receive(WaitPolicy::Park, DriverKind::Task, 1);
 }
 
 /// The driver skips a step while the user is in the domain, and the user waits for the end of its
 /// pass.
 #[test]
 pub(super) fn task_driver_beside_the_one_user_is_woken() {
-    check_receive_in(ThreadMode::Serial, WaitPolicy::Park, Progress::Manual, 1);
+    check_receive_in(ThreadMode::Serial, WaitPolicy::Park, DriverKind::Task, 1);
 }
 
 #[test]
 fn driver_thread_beside_the_one_user_is_woken() {
-    check_receive_in(ThreadMode::Serial, WaitPolicy::Park, Progress::Auto, 1);
+    check_receive_in(ThreadMode::Serial, WaitPolicy::Park, DriverKind::Thread, 1);
 }
 
 /// Two threads break the promise of a domain for one at a time: one drops an operation while the
@@ -136,7 +133,7 @@ fn driver_thread_beside_the_one_user_is_woken() {
 fn drop_beside_another_use_takes_effect() {
     loom::model(|| {
         let (mode, policy) = (ThreadMode::Serial, WaitPolicy::Park);
-        let (_mock, engine) = MockConnection::engine_with(mode, policy, Progress::Manual, None);
+        let (_mock, engine) = MockConnection::engine_with(mode, policy, DriverKind::Task, None);
         let key = add_op(&engine, OpKind::Send);
         let other = {
             let engine = engine.clone();
@@ -182,7 +179,7 @@ fn drop_beside_another_use_takes_effect() {
 /// The driver is a task and is woken to spin for a while.
 #[test]
 fn adaptive_task_driver_is_woken() {
-    check_receive(WaitPolicy::Adaptive, Progress::Manual, 1);
+    check_receive(WaitPolicy::Adaptive, DriverKind::Task, 1);
 }
 
 /// A task waits while the driver is a thread, which must not be in standby then: a message would
@@ -190,10 +187,10 @@ fn adaptive_task_driver_is_woken() {
 #[test]
 fn driver_thread_is_not_on_standby_while_a_task_waits() {
     loom::model(|| {
-        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Auto);
+        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, DriverKind::Thread);
         let key = post_recv(&engine);
-        let mut state = DriverState::new(&ModelSettings::of(MessageModel::Default));
-        engine.lock().driver = DriverStatus::Awake;
+        let mut state = DriverState::new(&engine);
+        engine.lock().driver = DriverPhase::Awake;
         let task = {
             let engine = engine.clone();
             thread::spawn(move || wait_for_op(&engine, key))
@@ -214,7 +211,7 @@ fn driver_thread_is_not_on_standby_while_a_task_waits() {
 /// The driver is a thread: it sleeps on the doorbells, or is in standby while tasks poll.
 #[test]
 fn task_beside_a_driver_thread_is_woken() {
-    check_receive(WaitPolicy::Park, Progress::Auto, 1);
+    check_receive(WaitPolicy::Park, DriverKind::Thread, 1);
 }
 
 /// Two tasks wait, and the peer's two messages arrive in any order with their polls: a task that
@@ -223,7 +220,7 @@ fn task_beside_a_driver_thread_is_woken() {
 #[test]
 fn waiting_task_is_woken_after_another_task_stops_polling() {
     loom::model(|| {
-        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Manual);
+        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, DriverKind::Task);
         let (first, second) = (post_recv(&engine), post_recv(&engine));
         let driver = task_driver(&engine);
         // The second task has gone to sleep before anything arrives.
@@ -245,7 +242,7 @@ fn waiting_task_is_woken_after_another_task_stops_polling() {
 #[test]
 fn manual_progress_leaves_the_doorbells_armed() {
     loom::model(|| {
-        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Manual);
+        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, DriverKind::Task);
         let (first, second) = (post_recv(&engine), post_recv(&engine));
         let driver = task_driver(&engine);
         let peer = thread::spawn(move || {
@@ -263,11 +260,11 @@ fn manual_progress_leaves_the_doorbells_armed() {
 
 /// A read of a queue that does not wait (`DomainHandle::try_read_cq`) takes a message whose
 /// doorbell has rung, while a task waits: the domain must not count as armed afterwards.
-fn poll_once_beside_driver(progress: Progress) {
+fn poll_once_beside_driver(kind: DriverKind) {
     loom::model(move || {
-        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, progress);
+        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, kind);
         let (_first, second) = (post_recv(&engine), post_recv(&engine));
-        let driver = start_driver(&engine, progress);
+        let driver = start_driver(&engine, kind);
         let peer = thread::spawn(move || (0..2).for_each(|_| connection.send()));
         let mut has_polled = false;
         block_on(poll_fn(|cx| {
@@ -295,10 +292,10 @@ fn poll_once_beside_driver(progress: Progress) {
 
 #[test]
 fn poll_once_beside_a_thread_loses_no_doorbell() {
-    poll_once_beside_driver(Progress::Auto);
+    poll_once_beside_driver(DriverKind::Thread);
 }
 
 #[test]
 fn poll_once_beside_a_task_loses_no_doorbell() {
-    poll_once_beside_driver(Progress::Manual);
+    poll_once_beside_driver(DriverKind::Task);
 }

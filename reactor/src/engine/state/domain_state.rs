@@ -11,7 +11,7 @@ use std::task::Waker;
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::matching::PeerKey;
-use fabric_core::transport::{EpId, OpKey, WaitPolicy};
+use fabric_core::transport::{EpId, OpKey};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
 
@@ -134,13 +134,13 @@ impl DomainState {
         }
     }
 
-    /// Returns whether the domain needs a driver. Under policy spin waiting tasks keep themselves
-    /// runnable, but sends, and copies for which a sender waits, need a driver all the same.
-    pub(crate) fn needs_driver(&self, policy: WaitPolicy) -> bool {
-        let waits = || self.deferred.waiting() > 0 || self.eqs.has_waiting_reader();
+    /// Returns whether the domain needs a driver. Waiting tasks may keep themselves runnable, but
+    /// sends, and copies for which a sender waits, need a driver all the same.
+    pub(crate) fn needs_driver(&self, tasks_stay_runnable: bool) -> bool {
+        let has_waiters = || self.deferred.waiting() > 0 || self.eqs.has_waiting_reader();
         self.ops.pending_sends() > 0
             || self.pending_work.needs_pass()
-            || (policy != WaitPolicy::Spin && waits())
+            || (!tasks_stay_runnable && has_waiters())
     }
 
     /// Releases a transmit credit, or a place among the posted receives.
