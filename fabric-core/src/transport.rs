@@ -14,6 +14,7 @@
 //! The context records completions and counts under the lock; the engine wakes tasks, drops buffers
 //! and emits trace events after it has released the lock.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -92,19 +93,36 @@ pub trait Transport: Send + Sync + 'static {
     }
 }
 
-/// A transport whose domains run under engines of type `E`.
-pub trait OpenDomain<E: EngineContext>: Transport {
-    /// Opens a domain and allocates its resources. `wait` watches the descriptors of the domain.
-    /// The engine has checked the socket options; a transport without sockets ignores them.
-    /// The engine has checked the attributes against [`Transport::offers`]; the transport checks
-    /// what no offer can express.
+/// What an engine gives to a domain of a transport. `L` says how locks exclude threads.
+#[derive(Clone)]
+pub struct DomainResources<L> {
+    /// Watches the descriptors of the domain.
+    pub wait_set: Arc<dyn WaitSet>,
+    /// The mode of the locks of connections. The engine has derived it from the mode of the lock of
+    /// the domain, under which these locks are taken too.
+    pub lock_mode: L,
+}
+
+impl<L: fmt::Debug> fmt::Debug for DomainResources<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DomainResources")
+            .field("lock_mode", &self.lock_mode)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A transport whose domains run under engines of type `E`, with locks of mode `L`.
+pub trait OpenDomain<E: EngineContext, L>: Transport {
+    /// Opens a domain and allocates its resources. The engine has checked the socket options; a
+    /// transport without sockets ignores them. The engine has checked the attributes against
+    /// [`Transport::offers`]; the transport checks what no offer can express.
     ///
     /// # Errors
     /// The reason of the failure; all resources are released.
     fn open_domain(
         &self,
         info: &Info,
-        wait: Arc<dyn WaitSet>,
+        resources: DomainResources<L>,
         config: &DomainConfig,
     ) -> Result<Box<dyn TransportDomain<E>>>;
 }

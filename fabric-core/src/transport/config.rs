@@ -1,7 +1,5 @@
 //! The settings of a domain.
 
-use std::any::Any;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::{MessageModel, SocketIo};
@@ -24,11 +22,8 @@ pub struct DomainConfig {
     /// The time after which the connection of a message that has begun and makes no progress ends;
     /// `Some(None)` for never.
     pub progress_timeout: Option<Option<Duration>>,
-    /// Which threads use the domain.
+    /// Which threads use the domain. Transports get the mode of their locks from the engine.
     pub thread_mode: ThreadMode,
-    /// What the locks of a transport share with the lock of the domain, set by the engine. The
-    /// crate that has the locks knows the type.
-    pub exclusion: Option<Arc<dyn Any + Send + Sync>>,
     /// Whether latency or bandwidth matters more.
     pub message_model: MessageModel,
 }

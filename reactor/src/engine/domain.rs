@@ -10,7 +10,9 @@ use fabric_core::buf::{IoBuf, restore_buffer};
 use fabric_core::completion::{Done, Failed};
 use fabric_core::info::Info;
 use fabric_core::stats::DomainStats;
-use fabric_core::transport::{DomainConfig, LoanAllocator, ModelSettings, OpKey, WaitPolicy};
+use fabric_core::transport::{
+    DomainConfig, DomainResources, LoanAllocator, ModelSettings, OpKey, WaitPolicy,
+};
 use fabric_core::{Error, Result};
 
 use super::driver::{self, DomainWaker, TaskDriver};
@@ -21,7 +23,7 @@ use super::state::regions::SharedRegions;
 use super::updates::{DomainEngines, DomainUpdates};
 use super::wait_policy::WaitRules;
 use crate::sys::EpollSet;
-use crate::sys::thread_lock::LockMode;
+use crate::sys::thread_lock::DomainLockMode;
 
 /// A completed operation whose result is to be taken. It holds the domain's lock.
 #[must_use = "the result stays in its slot until `take`"]
@@ -111,10 +113,12 @@ impl DomainHandle {
         let waits = WaitRules::new(config.wait_policy, &model_settings)?;
         let set = Arc::new(EpollSet::new()?);
         config.socket_options.check()?;
-        let lock_mode = LockMode::new(config.thread_mode);
-        let mut transport_config = config.clone();
-        lock_mode.export_flag(&mut transport_config);
-        let domain = transport.open_domain(info, set.clone(), &transport_config)?;
+        let lock_mode = DomainLockMode::new(config.thread_mode);
+        let resources = DomainResources {
+            wait_set: set.clone(),
+            lock_mode: lock_mode.of_connections(),
+        };
+        let domain = transport.open_domain(info, resources, config)?;
         let engine = Arc::new(Engine::new(
             domain,
             set,

@@ -22,7 +22,7 @@ use super::wait_fd::WaitFd;
 use super::wait_policy::SpinBudget;
 use crate::sys::EpollSet;
 use crate::sys::sync;
-use crate::sys::thread_lock::LockMode;
+use crate::sys::thread_lock::{DomainLockMode, LockMode};
 
 /// Interval at which the driver thread checks whether the application still polls.
 const STANDBY_PERIOD: Duration = Duration::from_millis(1);
@@ -154,7 +154,7 @@ pub(crate) fn run_thread(set: &EpollSet, engine: &Weak<Engine>) {
 /// and reports that as an event of the domain. From then on waiting tasks keep themselves runnable.
 struct DriverExitGuard {
     engine: Weak<Engine>,
-    lock_mode: LockMode,
+    lock_mode: DomainLockMode,
     /// Set on a thread that cannot lock the domain.
     ended_elsewhere: Arc<AtomicBool>,
     kind: DriverKind,
@@ -247,7 +247,7 @@ impl Drop for Engine {
 /// Wakes the driver of a domain, from threads that may not make progress in the domain.
 #[derive(Clone, Debug)]
 pub struct DomainWaker {
-    lock_mode: LockMode,
+    lock_mode: DomainLockMode,
     wait_set: Weak<EpollSet>,
 }
 

@@ -65,11 +65,13 @@ use super::state::update_queue::UpdateQueue;
 use super::wait_policy::{PollSpinner, WaitRules};
 use crate::sys::EpollSet;
 use crate::sys::fork_guard::ForkGuard;
-use crate::sys::thread_lock::{DomainGuard, DomainLock, LockMode};
+use crate::sys::thread_lock::{
+    ConnectionLockMode, DomainGuard, DomainLock, DomainLockMode, LockMode,
+};
 use crate::sys::use_flag::Role;
 
 /// A transport whose domains run under this engine.
-pub type EngineTransport = dyn OpenDomain<DomainState>;
+pub type EngineTransport = dyn OpenDomain<DomainState, ConnectionLockMode>;
 
 /// The domain of an [`EngineTransport`].
 pub(crate) type EngineTransportDomain = dyn TransportDomain<DomainState>;
@@ -122,7 +124,7 @@ pub(crate) struct Engine {
     /// changes.
     pub(crate) app_polls: AtomicU64,
     /// Which threads use the domain.
-    pub(crate) lock_mode: LockMode,
+    pub(crate) lock_mode: DomainLockMode,
     /// Whether the driver of a domain with an owner has ended on another thread, which cannot lock
     /// the domain.
     pub(crate) driver_ended_off_thread: Arc<AtomicBool>,
@@ -138,7 +140,7 @@ impl Engine {
         waits: WaitRules,
         sends_at_once: bool,
         driver_kind: DriverKind,
-        lock_mode: LockMode,
+        lock_mode: DomainLockMode,
         regions: SharedRegions,
     ) -> Self {
         let state = EngineState {

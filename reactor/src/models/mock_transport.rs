@@ -24,7 +24,7 @@ use crate::engine::state::ops::{CompletionTarget, CreditMode, OpState};
 use crate::engine::state::regions::SharedRegions;
 use crate::engine::wait_policy::WaitRules;
 use crate::sys::sync::{AtomicU32, Ordering, fence};
-use crate::sys::thread_lock::LockMode;
+use crate::sys::thread_lock::DomainLockMode;
 use fabric_core::transport::{ThreadMode, WaitPolicy};
 
 type MockContext<'a> = EndpointContext<'a, DomainState>;
@@ -61,7 +61,7 @@ impl MockConnection {
         };
         let connection = Arc::new(connection);
         let settings = ModelSettings::of(MessageModel::Default);
-        let lock_mode = LockMode::new(mode);
+        let lock_mode = DomainLockMode::new(mode);
         let engine = Engine::new(
             Box::new(MockDomain),
             wait_set,

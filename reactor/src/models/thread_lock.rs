@@ -7,10 +7,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use fabric_core::transport::{DomainConfig, ThreadMode};
+use fabric_core::transport::ThreadMode;
 use loom::thread;
 
-use crate::sys::thread_lock::{ConnectionLock, DomainLock, LockMode};
+use crate::sys::thread_lock::{ConnectionLock, DomainLock, DomainLockMode};
 
 /// Runs two calls at the same time, and returns their results.
 fn run_both<T: Send + 'static, S>(
@@ -24,22 +24,17 @@ fn run_both<T: Send + 'static, S>(
 
 /// The locks of a domain in mode `Serial`.
 struct SerialLocks {
-    mode: LockMode,
+    mode: DomainLockMode,
     domain: DomainLock<u32>,
     connection: ConnectionLock<u32>,
 }
 
 impl SerialLocks {
     fn new() -> Arc<Self> {
-        let mode = LockMode::new(ThreadMode::Serial);
-        let mut config = DomainConfig {
-            thread_mode: ThreadMode::Serial,
-            ..DomainConfig::default()
-        };
-        mode.export_flag(&mut config);
+        let mode = DomainLockMode::new(ThreadMode::Serial);
         Arc::new(Self {
             domain: DomainLock::new(mode.clone(), 0),
-            connection: ConnectionLock::new(LockMode::for_connections(&config), 0),
+            connection: ConnectionLock::new(mode.of_connections(), 0),
             mode,
         })
     }
@@ -54,9 +49,9 @@ impl SerialLocks {
 #[test]
 fn shared_locks_lose_no_update() {
     loom::model(|| {
-        let mode = LockMode::new(ThreadMode::Shared);
+        let mode = DomainLockMode::new(ThreadMode::Shared);
         let domain = Arc::new(DomainLock::new(mode.clone(), 0));
-        let connection = Arc::new(ConnectionLock::new(mode, 0));
+        let connection = Arc::new(ConnectionLock::new(mode.of_connections(), 0));
         let other = (domain.clone(), connection.clone());
         let add = |domain: &DomainLock<u32>, connection: &ConnectionLock<u32>| {
             *connection.lock() += 1;
@@ -80,7 +75,7 @@ fn shared_locks_lose_no_update() {
 #[test]
 fn other_thread_is_refused_beside_the_owner() {
     loom::model(|| {
-        let mode = LockMode::new(ThreadMode::Pinned);
+        let mode = DomainLockMode::new(ThreadMode::Pinned);
         let lock = Arc::new(DomainLock::new(mode, 0));
         let shared = lock.clone();
         let refused = move || {

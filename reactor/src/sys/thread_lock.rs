@@ -1,11 +1,12 @@
-//! The locks of a domain and of its connections, in the modes that [`LockMode`] lists.
+//! The locks of a domain and of its connections, in the modes that [`DomainLockMode`] and
+//! [`ConnectionLockMode`] list.
 //!
-//! A [`ThreadLock`] in mode [`ThreadMode::Shared`] is a mutex around a value. In mode
-//! [`ThreadMode::Pinned`] the thread that creates the lock owns the value: locking compares the
-//! thread and a flag, without atomic read-modify-write operations. In mode [`ThreadMode::Serial`]
-//! the lock of the domain is the domain's [`UseFlag`], which locking enters by one
-//! compare-exchange. The locks of the domain's connections are taken only by a thread that is in
-//! the domain: locking compares the thread in the flag, as in mode `Pinned`.
+//! A [`ThreadLock`] that all threads share is a mutex around a value. In mode `Pinned` the thread
+//! that creates the lock owns the value: locking compares the thread and a flag, without atomic
+//! read-modify-write operations. In a domain of mode `Serial` the lock of the domain is the
+//! domain's [`UseFlag`], which locking enters by one compare-exchange. The locks of the domain's
+//! connections are then taken only by a thread that is in the domain: locking compares the thread
+//! in the flag, as in mode `Pinned`.
 //!
 //! **Invariant.** At most one guard of a lock exists. In mode `Shared` the raw lock is held while a
 //! guard exists. In mode `Serial` the thread of the domain lock's guard is in the flag. All other
@@ -20,7 +21,7 @@ use std::num::NonZeroU64;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use fabric_core::transport::{DomainConfig, ThreadMode};
+use fabric_core::transport::ThreadMode;
 
 use super::raw_lock::{RawLock, RawMutex, RawSpinLock};
 use super::sync::{AtomicBool, Ordering, UnsafeCell, cell_ptr, cell_ptr_mut};
@@ -32,27 +33,68 @@ use super::use_flag::{Role, UseFlag};
 /// A spinning thread takes such a lock again as soon as it has released the lock. The mutex passes
 /// itself on to a waiting thread after half a millisecond, so every thread gets its turn. A panic
 /// of the thread that holds the lock does not poison the value.
-pub(crate) type DomainLock<T> = ThreadLock<T, RawMutex>;
-pub(crate) type DomainGuard<'a, T> = ThreadGuard<'a, T, RawMutex>;
+pub(crate) type DomainLock<T> = ThreadLock<T, DomainLockMode>;
+pub(crate) type DomainGuard<'a, T> = ThreadGuard<'a, T, DomainLockMode>;
 
 /// The lock of a connection, which is held briefly, and whose waiters spin.
-pub(crate) type ConnectionLock<T> = ThreadLock<T, RawSpinLock>;
-pub(crate) type ConnectionLockGuard<'a, T> = ThreadGuard<'a, T, RawSpinLock>;
+pub(crate) type ConnectionLock<T> = ThreadLock<T, ConnectionLockMode>;
+pub(crate) type ConnectionLockGuard<'a, T> = ThreadGuard<'a, T, ConnectionLockMode>;
 
-/// How the lock of a value excludes threads.
+/// How the lock of a domain excludes threads.
 #[derive(Clone, Debug)]
-pub(crate) enum LockMode {
+pub(crate) enum DomainLockMode {
     /// All threads lock the value, under a raw lock.
     Shared,
     /// This thread locks the value.
     Pinned(NonZeroU64),
     /// One thread at a time locks the value, and enters the flag by locking.
     Serial(Arc<UseFlag>),
-    /// The thread in the flag locks the value.
+}
+
+/// How the lock of a connection excludes threads.
+#[derive(Clone, Debug)]
+pub enum ConnectionLockMode {
+    /// All threads lock the value, under a raw lock.
+    Shared,
+    /// This thread locks the value.
+    Pinned(NonZeroU64),
+    /// The thread in the flag of the domain locks the value.
     HeldByDomain(Arc<UseFlag>),
 }
 
-impl LockMode {
+/// The mode of a lock, as the locking code sees it.
+///
+/// # Safety
+/// The answers to `is_shared`, `owner` and `flag` do not change. A mode that is not shared and has
+/// no flag lets at most one thread at a time lock, and what that thread does happens before
+/// `may_lock_here` returns true on the next one.
+pub(crate) unsafe trait LockMode {
+    /// The lock of threads that share the value.
+    type Raw: RawLock;
+
+    /// Returns whether all threads lock the value, under the raw lock.
+    fn is_shared(&self) -> bool;
+
+    /// Returns the thread that owns the value.
+    fn owner(&self) -> Option<NonZeroU64>;
+
+    /// Returns the flag that a thread enters by locking.
+    fn flag(&self) -> Option<&UseFlag>;
+
+    /// Returns whether the calling thread may lock what has this mode.
+    fn may_lock_here(&self) -> bool;
+
+    /// Panics, for a call of a thread that may not lock here.
+    fn refuse_thread(&self) -> !;
+}
+
+/// Returns whether the calling thread is the owner. A thread without an id owns nothing.
+#[inline]
+fn is_owner(owner: NonZeroU64) -> bool {
+    Some(owner) == assigned_thread_id()
+}
+
+impl DomainLockMode {
     /// Returns the mode of a domain that the calling thread opens.
     pub(crate) fn new(mode: ThreadMode) -> Self {
         match mode {
@@ -62,56 +104,103 @@ impl LockMode {
         }
     }
 
-    /// Adds what the locks of a transport share with the lock of the domain to the settings.
-    pub(crate) fn export_flag(&self, config: &mut DomainConfig) {
-        if let Self::Serial(flag) = self {
-            config.exclusion = Some(flag.clone());
-        }
-    }
-
-    /// Returns the mode of the locks that are taken under the lock of the domain, by its settings.
-    pub(crate) fn for_connections(config: &DomainConfig) -> Self {
-        let exclusion = config.exclusion.clone();
-        match (config.thread_mode, exclusion.map(Arc::downcast)) {
-            (ThreadMode::Serial, Some(Ok(flag))) => Self::HeldByDomain(flag),
-            // Without a flag the locks exclude threads by themselves.
-            (ThreadMode::Serial | ThreadMode::Shared, _) => Self::Shared,
-            (ThreadMode::Pinned, _) => Self::new(ThreadMode::Pinned),
-        }
-    }
-
-    /// Returns whether the calling thread may lock what has this mode.
-    #[inline]
-    pub(crate) fn may_lock_here(&self) -> bool {
-        if let Self::Pinned(owner) = self {
-            // A thread without an id owns nothing.
-            return Some(*owner) == assigned_thread_id();
-        }
+    /// Returns the mode of the domain's connections, whose locks are also taken under the lock of
+    /// the domain.
+    pub(crate) fn of_connections(&self) -> ConnectionLockMode {
         match self {
-            Self::HeldByDomain(flag) => flag.is_held_by_current_thread(),
-            _ => true,
+            Self::Shared => ConnectionLockMode::Shared,
+            Self::Pinned(owner) => ConnectionLockMode::Pinned(*owner),
+            Self::Serial(flag) => ConnectionLockMode::HeldByDomain(flag.clone()),
         }
-    }
-
-    /// Returns whether all threads lock the value, under a raw lock.
-    #[inline]
-    pub(crate) fn is_shared(&self) -> bool {
-        matches!(self, Self::Shared)
     }
 
     /// Returns the flag of a domain that one thread at a time uses.
     pub(crate) fn use_flag(&self) -> Option<&Arc<UseFlag>> {
         match self {
             Self::Serial(flag) => Some(flag),
-            _ => None,
+            Self::Shared | Self::Pinned(_) => None,
         }
     }
 }
 
+// SAFETY: an owner stays the same. The flag of `Serial` is the one that locking enters.
+unsafe impl LockMode for DomainLockMode {
+    type Raw = RawMutex;
+
+    #[inline]
+    fn is_shared(&self) -> bool {
+        matches!(self, Self::Shared)
+    }
+
+    #[inline]
+    fn owner(&self) -> Option<NonZeroU64> {
+        match self {
+            Self::Pinned(owner) => Some(*owner),
+            Self::Shared | Self::Serial(_) => None,
+        }
+    }
+
+    #[inline]
+    fn flag(&self) -> Option<&UseFlag> {
+        match self {
+            Self::Serial(flag) => Some(flag),
+            Self::Shared | Self::Pinned(_) => None,
+        }
+    }
+
+    #[inline]
+    fn may_lock_here(&self) -> bool {
+        self.owner().is_none_or(is_owner)
+    }
+
+    #[cold]
+    fn refuse_thread(&self) -> ! {
+        panic!("a call on a Pinned domain from a thread that does not own it");
+    }
+}
+
+// SAFETY: an owner stays the same. One thread at a time is in the flag, and enters it after the
+// thread before has left.
+unsafe impl LockMode for ConnectionLockMode {
+    type Raw = RawSpinLock;
+
+    #[inline]
+    fn is_shared(&self) -> bool {
+        matches!(self, Self::Shared)
+    }
+
+    #[inline]
+    fn owner(&self) -> Option<NonZeroU64> {
+        match self {
+            Self::Pinned(owner) => Some(*owner),
+            Self::Shared | Self::HeldByDomain(_) => None,
+        }
+    }
+
+    #[inline]
+    fn flag(&self) -> Option<&UseFlag> {
+        None
+    }
+
+    #[inline]
+    fn may_lock_here(&self) -> bool {
+        match self {
+            Self::Shared => true,
+            Self::Pinned(owner) => is_owner(*owner),
+            Self::HeldByDomain(flag) => flag.is_held_by_current_thread(),
+        }
+    }
+
+    #[cold]
+    fn refuse_thread(&self) -> ! {
+        panic!("a connection is locked outside of its domain");
+    }
+}
+
 /// A value that threads share or take in turn, or that one thread owns.
-pub(crate) struct ThreadLock<T, R> {
-    mode: LockMode,
-    raw: R,
+pub(crate) struct ThreadLock<T, M: LockMode> {
+    mode: M,
+    raw: M::Raw,
     /// Whether a guard exists, unless the raw lock or the flag says so.
     entered: AtomicBool,
     value: UnsafeCell<T>,
@@ -119,20 +208,20 @@ pub(crate) struct ThreadLock<T, R> {
 
 // SAFETY: as for a mutex. At most one guard exists, so threads access the value one after the
 // other; a value with an owner is accessed by one thread, and may be dropped by another.
-unsafe impl<T: Send, R: Sync> Sync for ThreadLock<T, R> {}
+unsafe impl<T: Send, M: LockMode<Raw: Sync> + Sync> Sync for ThreadLock<T, M> {}
 
 /// Gives access to the value of a [`ThreadLock`] until it is dropped. At most one exists.
-pub(crate) struct ThreadGuard<'a, T, R: RawLock> {
-    lock: &'a ThreadLock<T, R>,
+pub(crate) struct ThreadGuard<'a, T, M: LockMode> {
+    lock: &'a ThreadLock<T, M>,
     /// The thread that locked unlocks.
     _not_send: PhantomData<(*mut (), &'a mut T)>,
 }
 
-impl<T, R: RawLock> ThreadLock<T, R> {
-    pub(crate) fn new(mode: LockMode, value: T) -> Self {
+impl<T, M: LockMode> ThreadLock<T, M> {
+    pub(crate) fn new(mode: M, value: T) -> Self {
         Self {
             mode,
-            raw: R::new(),
+            raw: M::Raw::new(),
             entered: AtomicBool::new(false),
             value: UnsafeCell::new(value),
         }
@@ -144,13 +233,13 @@ impl<T, R: RawLock> ThreadLock<T, R> {
     /// When this thread may not lock the value, and, unless all threads share the value, when this
     /// thread holds a guard already.
     #[inline(always)] // on the small-message path
-    pub(crate) fn lock(&self) -> ThreadGuard<'_, T, R> {
+    pub(crate) fn lock(&self) -> ThreadGuard<'_, T, M> {
         self.lock_as(Role::User)
     }
 
     /// Locks the value as [`lock`](Self::lock), in this role.
     #[inline(always)] // on the small-message path
-    pub(crate) fn lock_as(&self, role: Role) -> ThreadGuard<'_, T, R> {
+    pub(crate) fn lock_as(&self, role: Role) -> ThreadGuard<'_, T, M> {
         if self.mode.is_shared() {
             self.raw.lock();
         } else {
@@ -162,7 +251,7 @@ impl<T, R: RawLock> ThreadLock<T, R> {
     /// Locks the value as [`lock`](Self::lock), for a call of the program that can be refused.
     /// `None` if another user, or this thread, has entered the flag.
     #[inline(always)] // on the small-message path
-    pub(crate) fn lock_or_refuse(&self) -> Option<ThreadGuard<'_, T, R>> {
+    pub(crate) fn lock_or_refuse(&self) -> Option<ThreadGuard<'_, T, M>> {
         if self.mode.is_shared() {
             self.raw.lock();
         } else if !self.enter_or_refuse() {
@@ -173,7 +262,7 @@ impl<T, R: RawLock> ThreadLock<T, R> {
 
     /// Locks the value for the driver, if it is free and this thread may.
     #[inline]
-    pub(crate) fn try_lock(&self) -> Option<ThreadGuard<'_, T, R>> {
+    pub(crate) fn try_lock(&self) -> Option<ThreadGuard<'_, T, M>> {
         let locked = if self.mode.is_shared() {
             self.raw.try_lock()
         } else {
@@ -183,7 +272,7 @@ impl<T, R: RawLock> ThreadLock<T, R> {
     }
 
     #[inline(always)] // on the small-message path
-    fn guard(&self) -> ThreadGuard<'_, T, R> {
+    fn guard(&self) -> ThreadGuard<'_, T, M> {
         ThreadGuard {
             lock: self,
             _not_send: PhantomData,
@@ -194,10 +283,7 @@ impl<T, R: RawLock> ThreadLock<T, R> {
     /// guard.
     #[inline(always)] // on the small-message path
     fn try_enter_as_owner(&self) -> bool {
-        let LockMode::Pinned(owner) = &self.mode else {
-            return false;
-        };
-        let is_owner = Some(*owner) == assigned_thread_id();
+        let is_owner = self.mode.owner().is_some_and(is_owner);
         let is_free = is_owner && !self.entered.load(Ordering::Relaxed);
         if is_free {
             self.entered.store(true, Ordering::Relaxed);
@@ -214,9 +300,9 @@ impl<T, R: RawLock> ThreadLock<T, R> {
 
     #[inline(never)] // owners of a value stay short
     fn enter_flag(&self, role: Role) {
-        let has_entered = match &self.mode {
-            LockMode::Serial(flag) => flag.enter(role),
-            _ => self.try_mark_entered(),
+        let has_entered = match self.mode.flag() {
+            Some(flag) => flag.enter(role),
+            None => self.try_mark_entered(),
         };
         if !has_entered {
             self.refuse();
@@ -230,7 +316,7 @@ impl<T, R: RawLock> ThreadLock<T, R> {
 
     #[inline(never)] // owners of a value stay short
     fn enter_flag_or_refuse(&self) -> bool {
-        if let LockMode::Serial(flag) = &self.mode {
+        if let Some(flag) = self.mode.flag() {
             return flag.enter_or_refuse();
         }
         if !self.try_mark_entered() {
@@ -241,9 +327,9 @@ impl<T, R: RawLock> ThreadLock<T, R> {
 
     #[inline]
     fn try_enter(&self, role: Role) -> bool {
-        match &self.mode {
-            LockMode::Serial(flag) => flag.try_enter(role),
-            _ => self.try_mark_entered(),
+        match self.mode.flag() {
+            Some(flag) => flag.try_enter(role),
+            None => self.try_mark_entered(),
         }
     }
 
@@ -262,10 +348,10 @@ impl<T, R: RawLock> ThreadLock<T, R> {
     /// Marks the value as free.
     #[inline]
     fn leave(&self) {
-        match &self.mode {
-            LockMode::Serial(flag) => flag.leave(),
-            // SYNC: pairs with the acquire in `try_enter`.
-            _ => self.entered.store(false, Ordering::Release),
+        match self.mode.flag() {
+            Some(flag) => flag.leave(),
+            // SYNC: pairs with the acquire in `try_mark_entered`.
+            None => self.entered.store(false, Ordering::Release),
         }
     }
 
@@ -274,14 +360,11 @@ impl<T, R: RawLock> ThreadLock<T, R> {
         if self.mode.may_lock_here() {
             panic!("a waker or a buffer's method called the domain that is calling it");
         }
-        match self.mode {
-            LockMode::HeldByDomain(_) => panic!("a connection is locked outside of its domain"),
-            _ => panic!("a call on a Pinned domain from a thread that does not own it"),
-        }
+        self.mode.refuse_thread();
     }
 }
 
-impl<T, R: RawLock> Deref for ThreadGuard<'_, T, R> {
+impl<T, M: LockMode> Deref for ThreadGuard<'_, T, M> {
     type Target = T;
 
     #[inline]
@@ -291,7 +374,7 @@ impl<T, R: RawLock> Deref for ThreadGuard<'_, T, R> {
     }
 }
 
-impl<T, R: RawLock> DerefMut for ThreadGuard<'_, T, R> {
+impl<T, M: LockMode> DerefMut for ThreadGuard<'_, T, M> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this is the only guard, borrowed exclusively.
@@ -299,7 +382,7 @@ impl<T, R: RawLock> DerefMut for ThreadGuard<'_, T, R> {
     }
 }
 
-impl<T, R: RawLock> Drop for ThreadGuard<'_, T, R> {
+impl<T, M: LockMode> Drop for ThreadGuard<'_, T, M> {
     #[inline(always)] // on the small-message path
     fn drop(&mut self) {
         if self.lock.mode.is_shared() {
@@ -326,8 +409,8 @@ mod tests {
 
     #[test]
     fn locks_that_threads_share_lose_no_update() {
-        fn count_with<R: RawLock + Sync>() {
-            let lock = ThreadLock::<u64, R>::new(LockMode::new(ThreadMode::Shared), 0);
+        fn count_with<M: LockMode<Raw: Sync> + Sync>(mode: M) {
+            let lock = ThreadLock::new(mode, 0_u64);
             std::thread::scope(|scope| {
                 for _ in 0..4 {
                     scope.spawn(|| (0..10_000).for_each(|_| *lock.lock() += 1));
@@ -335,13 +418,13 @@ mod tests {
             });
             assert_eq!(*lock.lock(), 40_000);
         }
-        count_with::<RawMutex>();
-        count_with::<RawSpinLock>();
+        count_with(DomainLockMode::Shared);
+        count_with(ConnectionLockMode::Shared);
     }
 
     #[test]
     fn owner_enters_once_at_a_time() {
-        let lock = DomainLock::new(LockMode::new(ThreadMode::Pinned), 1);
+        let lock = DomainLock::new(DomainLockMode::new(ThreadMode::Pinned), 1);
         let guard = lock.lock();
         assert!(lock.try_lock().is_none());
         let refused = panic_message(|| drop(lock.lock()));
@@ -357,24 +440,26 @@ mod tests {
 
     #[test]
     fn other_threads_never_enter() {
-        let mode = LockMode::new(ThreadMode::Pinned);
-        let lock = ConnectionLock::new(mode.clone(), vec![1]);
+        let mode = DomainLockMode::new(ThreadMode::Pinned);
+        let connection = ConnectionLock::new(mode.of_connections(), vec![1]);
+        let lock = DomainLock::new(mode.clone(), vec![1]);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 assert!(!mode.may_lock_here());
                 assert!(lock.try_lock().is_none());
                 let refused = panic_message(|| drop(lock.lock()));
                 assert!(refused.contains("does not own it"), "{refused}");
+                assert!(connection.try_lock().is_none());
             });
         });
-        assert!(lock.try_lock().is_some());
+        assert!(lock.try_lock().is_some() && connection.try_lock().is_some());
         // The value may be dropped on another thread.
         std::thread::scope(|scope| drop(scope.spawn(move || drop(lock))));
     }
 
     #[test]
     fn serial_lock_refuses_a_second_user() {
-        let lock = DomainLock::new(LockMode::new(ThreadMode::Serial), 1);
+        let lock = DomainLock::new(DomainLockMode::new(ThreadMode::Serial), 1);
         let guard = lock.lock_or_refuse().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -394,7 +479,7 @@ mod tests {
 
     #[test]
     fn serial_users_that_wait_lose_no_update() {
-        let lock = DomainLock::new(LockMode::new(ThreadMode::Serial), 0);
+        let lock = DomainLock::new(DomainLockMode::new(ThreadMode::Serial), 0);
         std::thread::scope(|scope| {
             for role in [Role::User, Role::User, Role::Driver] {
                 let lock = &lock;
@@ -406,16 +491,9 @@ mod tests {
 
     #[test]
     fn connections_are_locked_by_the_thread_in_the_flag() {
-        let mut config = DomainConfig {
-            thread_mode: ThreadMode::Serial,
-            ..DomainConfig::default()
-        };
-        // Without the domain's flag the lock excludes threads by itself.
-        assert!(LockMode::for_connections(&config).is_shared());
-        let mode = LockMode::new(ThreadMode::Serial);
-        mode.export_flag(&mut config);
+        let mode = DomainLockMode::new(ThreadMode::Serial);
+        let connection = ConnectionLock::new(mode.of_connections(), 0);
         let domain = DomainLock::new(mode, ());
-        let connection = ConnectionLock::new(LockMode::for_connections(&config), 0);
         let refused = panic_message(|| drop(connection.lock()));
         assert!(refused.contains("outside of its domain"), "{refused}");
         let in_domain = domain.lock();
@@ -441,7 +519,7 @@ mod tests {
 
     #[test]
     fn locks_that_threads_share_are_not_reentered() {
-        let lock = DomainLock::new(LockMode::new(ThreadMode::Shared), ());
+        let lock = DomainLock::new(DomainLockMode::new(ThreadMode::Shared), ());
         let guard = lock.lock();
         assert!(lock.try_lock().is_none() && lock.try_lock().is_none());
         drop(guard);

@@ -41,7 +41,7 @@ enum Occupant {
 
 /// The flag of a domain.
 #[derive(Debug)]
-pub(crate) struct UseFlag {
+pub struct UseFlag {
     /// [`FREE`], or twice the id of the thread in the domain, plus [`DRIVER`] for a pass.
     word: AtomicU64,
     /// The number of calls that found another user in the domain.

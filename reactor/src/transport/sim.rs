@@ -27,8 +27,8 @@ use fabric_core::flags::{Access, Caps, MrMode};
 use fabric_core::info::{Hints, Info, Protocol};
 use fabric_core::mr::{LocalMemory, RAW_KEY_LEN, RegionMemory};
 use fabric_core::transport::{
-    DomainConfig, EndpointContext, EngineContext, MessageModel, ModelSettings, OpenDomain,
-    Transport, TransportDomain, TransportEndpoint, WaitSet,
+    DomainConfig, DomainResources, EndpointContext, EngineContext, MessageModel, ModelSettings,
+    OpenDomain, Transport, TransportDomain, TransportEndpoint, WaitSet,
 };
 use fabric_core::{Address, Result};
 
@@ -86,14 +86,16 @@ impl Transport for SimTransport {
     }
 }
 
-impl<E: EngineContext> OpenDomain<E> for SimTransport {
+impl<E: EngineContext, L> OpenDomain<E, L> for SimTransport {
     fn open_domain(
         &self,
         _: &Info,
-        wait_set: Arc<dyn WaitSet>,
+        resources: DomainResources<L>,
         _: &DomainConfig,
     ) -> Result<Box<dyn TransportDomain<E>>> {
-        Ok(Box::new(SimDomain { wait_set }))
+        Ok(Box::new(SimDomain {
+            wait_set: resources.wait_set,
+        }))
     }
 }
 

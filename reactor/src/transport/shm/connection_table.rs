@@ -26,7 +26,7 @@ use fabric_core::{FiAddr, Result};
 
 use super::record::ALIGN_PAYLOAD_FROM;
 use super::tx_connection::{PushOutcome, TxConnection};
-use crate::sys::thread_lock::{ConnectionLock, ConnectionLockGuard, LockMode};
+use crate::sys::thread_lock::{ConnectionLock, ConnectionLockGuard, ConnectionLockMode};
 
 /// Slots of the first chunk; each further chunk has twice as many.
 const FIRST_CHUNK_LEN: usize = 8;
@@ -35,7 +35,7 @@ const MAX_CHUNKS: usize = 30;
 /// The outgoing connections of an endpoint, by index of the peer's address handle.
 pub(crate) struct ConnectionTable {
     /// Which threads lock the connections.
-    lock_mode: LockMode,
+    lock_mode: ConnectionLockMode,
     /// Whether an operation waits for a transmit credit.
     blocked: AtomicBool,
     /// Maximum length of a message. The engine rejects longer messages, outside of the fast path.
@@ -55,7 +55,7 @@ struct ConnectionSlot(ConnectionLock<Option<Box<TxConnection>>>);
 pub(crate) struct ConnectionGuard<'a>(ConnectionLockGuard<'a, Option<Box<TxConnection>>>);
 
 impl ConnectionTable {
-    pub(crate) fn new(lock_mode: LockMode, max_msg_size: usize) -> Self {
+    pub(crate) fn new(lock_mode: ConnectionLockMode, max_msg_size: usize) -> Self {
         Self {
             lock_mode,
             blocked: AtomicBool::new(false),

@@ -47,7 +47,7 @@ use super::rx_table::RxConnections;
 use super::token::ShmToken;
 use super::tx_settings::TxSettings;
 use crate::sys::fork_guard::ForkGuard;
-use crate::sys::thread_lock::LockMode;
+use crate::sys::thread_lock::ConnectionLockMode;
 
 use accept::RdmListener;
 use connect_retries::ConnectRetries;
@@ -62,7 +62,7 @@ pub(super) const UNEXPECTED_BYTES: usize = 16 << 20;
 #[derive(Clone)]
 pub(crate) struct ShmConfig<'a> {
     /// Which threads lock the connections.
-    pub(crate) lock_mode: LockMode,
+    pub(crate) lock_mode: ConnectionLockMode,
     pub(crate) info: &'a Info,
     pub(crate) tx_settings: TxSettings,
     pub(crate) wait_set: Arc<dyn WaitSet>,

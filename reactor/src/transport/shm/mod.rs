@@ -67,13 +67,13 @@ use fabric_core::flags::{Access, Caps, MsgOrder, OpFlags};
 use fabric_core::info::{Hints, Info, Protocol};
 use fabric_core::mr::RegionMemory;
 use fabric_core::transport::{
-    ConnectParams, ConnectionManagement, DomainConfig, EndpointContext, EngineContext, EpId,
-    LoanAllocator, ModelSettings, OpenDomain, Transport, TransportDomain, TransportEndpoint,
-    WaitSet,
+    ConnectParams, ConnectionManagement, DomainConfig, DomainResources, EndpointContext,
+    EngineContext, EpId, LoanAllocator, ModelSettings, OpenDomain, Transport, TransportDomain,
+    TransportEndpoint, WaitSet,
 };
 use fabric_core::{Address, Result, SocketOptions};
 
-use crate::sys::thread_lock::LockMode;
+use crate::sys::thread_lock::ConnectionLockMode;
 use crate::transport::info_templates;
 
 use endpoint::{ShmConfig, ShmEndpoint, UNEXPECTED_BYTES};
@@ -132,18 +132,18 @@ impl Transport for ShmTransport {
     }
 }
 
-impl<E: EngineContext> OpenDomain<E> for ShmTransport {
+impl<E: EngineContext> OpenDomain<E, ConnectionLockMode> for ShmTransport {
     fn open_domain(
         &self,
         _info: &Info,
-        wait: Arc<dyn WaitSet>,
+        resources: DomainResources<ConnectionLockMode>,
         config: &DomainConfig,
     ) -> Result<Box<dyn TransportDomain<E>>> {
         config.socket_options.check()?;
         Ok(Box::new(ShmDomain {
-            lock_mode: LockMode::for_connections(config),
-            loan_pool: LoanPool::new(&wait),
-            wait_set: wait,
+            lock_mode: resources.lock_mode,
+            loan_pool: LoanPool::new(&resources.wait_set),
+            wait_set: resources.wait_set,
             single_copy: config
                 .single_copy_threshold
                 .map(cma::SingleCopyPolicy::from_len),
@@ -156,7 +156,7 @@ impl<E: EngineContext> OpenDomain<E> for ShmTransport {
 /// A domain of the transport: what its endpoints share.
 struct ShmDomain {
     /// Which threads lock the connections.
-    lock_mode: LockMode,
+    lock_mode: ConnectionLockMode,
     wait_set: Arc<dyn WaitSet>,
     loan_pool: LoanPool,
     /// Which messages use single copy. The application sets it; otherwise it becomes `auto` when

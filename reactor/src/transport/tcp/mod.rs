@@ -41,8 +41,9 @@ use fabric_core::info::{Hints, Info, Protocol};
 use fabric_core::mr::{LocalMemory, RegionMemory};
 use fabric_core::tcp::{MAX_MESSAGE, MAX_RMA_IOV};
 use fabric_core::transport::{
-    ConnectParams, ConnectionManagement, DomainConfig, EndpointContext, EngineContext, EpId,
-    ModelSettings, OpenDomain, Transport, TransportDomain, TransportEndpoint, WaitSet,
+    ConnectParams, ConnectionManagement, DomainConfig, DomainResources, EndpointContext,
+    EngineContext, EpId, ModelSettings, OpenDomain, Transport, TransportDomain, TransportEndpoint,
+    WaitSet,
 };
 use fabric_core::{Address, Result, Scheme, SocketOptions};
 
@@ -99,13 +100,14 @@ impl Transport for TcpTransport {
     }
 }
 
-impl<E: EngineContext> OpenDomain<E> for TcpTransport {
+impl<E: EngineContext, L> OpenDomain<E, L> for TcpTransport {
     fn open_domain(
         &self,
         info: &Info,
-        wait_set: Arc<dyn WaitSet>,
+        resources: DomainResources<L>,
         config: &DomainConfig,
     ) -> Result<Box<dyn TransportDomain<E>>> {
+        let wait_set = resources.wait_set;
         let progress = info.domain.data_progress;
         let model_settings = ModelSettings::of(config.message_model);
         let open = match model_settings.requires_uring() {

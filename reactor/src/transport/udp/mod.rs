@@ -32,8 +32,8 @@ use std::sync::Arc;
 use fabric_core::flags::{Caps, OpFlags};
 use fabric_core::info::{EpType, Hints, Info, Protocol};
 use fabric_core::transport::{
-    DomainConfig, EndpointContext, EngineContext, ModelSettings, OpenDomain, Transport,
-    TransportDomain, TransportEndpoint, WaitSet,
+    DomainConfig, DomainResources, EndpointContext, EngineContext, ModelSettings, OpenDomain,
+    Transport, TransportDomain, TransportEndpoint, WaitSet,
 };
 use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
 
@@ -67,15 +67,15 @@ impl Transport for UdpTransport {
     }
 }
 
-impl<E: EngineContext> OpenDomain<E> for UdpTransport {
+impl<E: EngineContext, L> OpenDomain<E, L> for UdpTransport {
     fn open_domain(
         &self,
         _info: &Info,
-        wait_set: Arc<dyn WaitSet>,
+        resources: DomainResources<L>,
         config: &DomainConfig,
     ) -> Result<Box<dyn TransportDomain<E>>> {
         Ok(Box::new(UdpDomain {
-            wait_set,
+            wait_set: resources.wait_set,
             options: config.socket_options.clone(),
             batches_messages: ModelSettings::of(config.message_model).batches_datagrams(),
         }))
