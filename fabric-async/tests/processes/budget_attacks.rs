@@ -89,7 +89,7 @@ pub(crate) async fn leave_unexpected(name: &str) {
         let lens = if round < 20 {
             vec![1 << 20; 3]
         } else {
-            vec![3000; 4]
+            vec![300; 4]
         };
         for len in lens {
             let message = vec![0; len];

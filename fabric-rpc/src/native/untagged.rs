@@ -48,7 +48,7 @@ impl UntaggedReceive {
         let Some(pending) = &mut self.0 else {
             return Poll::Pending;
         };
-        while Instant::now() < pending.until {
+        loop {
             let receive = match &mut pending.receive {
                 Some(receive) => receive,
                 None => {
@@ -63,7 +63,11 @@ impl UntaggedReceive {
                 }
             };
             let Poll::Ready(received) = Pin::new(receive).poll(cx) else {
-                return Poll::Pending;
+                // The time may be over before the first poll, if handlers take long.
+                if Instant::now() < pending.until {
+                    return Poll::Pending;
+                }
+                break;
             };
             pending.receive = None;
             let transfer = match received {

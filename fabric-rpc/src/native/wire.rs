@@ -5,8 +5,13 @@
 //! are its method and the time that the call has left; those of a response are its code. The
 //! payload is the body, unless a flag tells that metadata precede or follow it.
 
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use fabric_async::{Endpoint, Error, FiAddr, Loan, LoanedBuf, Permit};
+use fabric_async::{Done, Endpoint, Error, Failed, FiAddr, Loan, LoanedBuf, Operation, Permit};
+use tokio::task::unconstrained;
 use tokio::time::Instant;
 
 use super::body::{BodyRepr, TRAILER_LEN};
@@ -182,23 +187,23 @@ impl OutgoingMessage {
         }
     }
 
-    /// Starts the send. On failure the message is returned, so that it can be sent again.
+    /// Starts the send, which goes on if the returned value is dropped. On failure the message is
+    /// returned, so that it can be sent again.
     pub(super) fn start(
         self,
         ep: &Endpoint,
         peer: FiAddr,
         (kind, id): (MessageKind, u64),
         data: u64,
-    ) -> Result<(), (Error, Self)> {
+    ) -> Result<StartedSend, (Error, Self)> {
         let flags = self.flags;
         let tag = CallTag { kind, flags, id }.to_bits();
-        // A started send goes on when its future is dropped.
         let refused = post_payload!(self.payload, |buf| ep
             .send(peer, buf)
             .tag(tag)
             .data(data)
             .start()
-            .map(drop));
+            .map(StartedSend::of));
         refused.map_err(|(error, payload)| (error, Self { flags, payload }))
     }
 
@@ -222,27 +227,49 @@ impl OutgoingMessage {
         refused.map_err(|(error, payload)| (error, Self { flags, payload }))
     }
 
-    /// Sends the message, and waits for a transmit credit if there is none. Resolves when the send
-    /// has ended.
-    ///
-    /// # Cancel safety
-    /// Dropping the future while it waits for a credit sends nothing.
-    pub(super) async fn send(
+    /// Sends the message with a transmit credit that was reserved for the peer. Resolves when the
+    /// send has ended.
+    pub(super) async fn send_reserved(
         self,
         ep: &Endpoint,
-        peer: FiAddr,
+        permit: Permit,
         (kind, id): (MessageKind, u64),
         data: u64,
     ) -> Result<(), (Error, Self)> {
         let flags = self.flags;
         let tag = CallTag { kind, flags, id }.to_bits();
-        let failed = post_payload!(self.payload, |buf| ep
-            .send(peer, buf)
+        let failed = post_payload!(self.payload, |buf| permit
+            .send(ep, buf)
             .tag(tag)
             .data(data)
             .await
             .map(drop));
         failed.map_err(|(error, payload)| (error, Self { flags, payload }))
+    }
+}
+
+/// A send that was started.
+pub(super) enum StartedSend {
+    /// The send has ended.
+    Ended,
+    /// The message waits for room in the ring or the socket, and has a transmit credit. Resolves
+    /// when the send has ended.
+    Posted(PostedSend),
+}
+
+pub(super) type PostedSend = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl StartedSend {
+    fn of<B>(mut operation: Operation<B>) -> Self
+    where
+        Operation<B>: Future<Output = Result<Done<B>, Failed<B>>> + Unpin + Send + 'static,
+    {
+        let mut cx = Context::from_waker(Waker::noop());
+        // Without cooperative budget a send that has ended would be pending.
+        match pin!(unconstrained(&mut operation)).poll(&mut cx) {
+            Poll::Ready(_) => Self::Ended,
+            Poll::Pending => Self::Posted(Box::pin(async move { drop(operation.await) })),
+        }
     }
 }
 

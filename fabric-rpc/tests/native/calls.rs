@@ -178,7 +178,7 @@ struct PanicOnDrop;
 
 impl Drop for PanicOnDrop {
     fn drop(&mut self) {
-        panic!("as asked");
+        assert!(std::thread::panicking(), "as asked");
     }
 }
 
@@ -204,7 +204,11 @@ impl Service<Request> for PanickingService {
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        assert_ne!(request.method, 2, "as asked");
+        match request.method {
+            2 => panic!("as asked"),
+            4 => std::panic::panic_any(PanicOnDrop),
+            _ => {}
+        }
         let held = (request.method == 3).then(|| PanicOnDrop);
         Box::pin(poll_fn(move |_| {
             let _held = &held;
@@ -222,13 +226,16 @@ fn panics_of_a_service_fail_their_calls_alone() {
         let clones = Arc::default();
         let serving = tokio::spawn(server.serve(PanickingService { clones }));
         let mut codes = Vec::new();
-        for method in [1, 1, 1, 2, 3, 1, 1] {
+        for method in [1, 1, 1, 2, 3, 1, 1, 4, 1, 1] {
             let result = client.call(Request::new(method, "")).await;
             codes.push(result.map_err(|status| status.code()).err());
         }
         let failed = Some(Code::Internal);
-        // Every third clone panics, and the calls of methods 2 and 3.
-        assert_eq!(codes, [None, None, failed, failed, failed, failed, None]);
+        // Every third clone panics, and the calls of methods 2, 3 and 4.
+        let expected = [
+            None, None, failed, failed, failed, failed, None, failed, failed, None,
+        ];
+        assert_eq!(codes, expected);
         serving.abort();
     });
 }

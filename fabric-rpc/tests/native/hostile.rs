@@ -507,3 +507,53 @@ fn client_leaves_a_server_that_sends_untagged_messages() {
         sending.await.unwrap();
     });
 }
+
+/// Clients that take no answers leave transmit credits to the others, and an honest client is not
+/// disconnected for them.
+#[test]
+fn clients_that_take_no_answers_leave_transmit_credits_to_others() {
+    const ATTACKERS: usize = 40;
+    run(async |address| {
+        let builder = Server::builder().answer_timeout(Duration::from_millis(500));
+        let server = TestServer::start_with(address, builder).await;
+        let client = server.client().await;
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let (report_sent, all_sent) = oneshot::channel();
+        let attackers = std::thread::spawn({
+            let (address, name) = (address.to_string(), server.name.clone());
+            move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build();
+                runtime.unwrap().block_on(async {
+                    let mut all = Vec::new();
+                    for _ in 0..ATTACKERS {
+                        let ep = Endpoint::bind(&*address).await.unwrap();
+                        let to_server = ep.add_peer(&*name).await.unwrap();
+                        let request = |id| {
+                            let send = ep.send(to_server, 8000_u64.to_le_bytes().to_vec());
+                            send.tag(REQUEST | id)
+                                .data(u64::from(LEN) << 32)
+                                .start()
+                                .ok()
+                        };
+                        let requests: Vec<_> = (0..200).map(request).collect();
+                        all.push((ep, requests));
+                    }
+                    let _ = report_sent.send(());
+                    // Nothing drives these endpoints from here on.
+                    let _ = ended.recv();
+                    drop(all);
+                });
+            }
+        });
+        all_sent.await.unwrap();
+        for _ in 0..3 {
+            check_echo(&client).await;
+            let long = Request::new(LEN, (1_u64 << 20).to_le_bytes().to_vec());
+            assert_eq!(client.call(long).await.unwrap().body.len(), 1 << 20);
+        }
+        drop(end);
+        attackers.join().unwrap();
+    });
+}

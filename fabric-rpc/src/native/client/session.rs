@@ -167,7 +167,7 @@ impl Session {
         let (kind, data) = ((MessageKind::Request, id), request_data(method, deadline));
         let sent = match permit {
             Some(permit) => message.start_reserved(&self.ep, permit, kind, data),
-            None => message.start(&self.ep, self.server, kind, data),
+            None => message.start(&self.ep, self.server, kind, data).map(drop),
         };
         let Err((error, message)) = sent else {
             return Ok(PendingCall {
@@ -196,6 +196,8 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        // The tasks are dropped when their runtime runs. Fails only if the endpoint is closed.
+        let _ = self.ep.clone().close();
         self.tasks.iter().for_each(AbortHandle::abort);
     }
 }
@@ -214,13 +216,20 @@ async fn send_cancels(
     mut unsent: mpsc::UnboundedReceiver<u64>,
 ) {
     while let Some(id) = unsent.recv().await {
-        // Fails when the session ends.
-        let Ok(permit) = ep.reserve(server).await else {
-            return;
-        };
-        if calls.is_abandoned(id) {
-            let cancel = OutgoingMessage::empty();
-            let _ = cancel.start_reserved(&ep, permit, (MessageKind::Cancel, id), 0);
+        if !calls.is_abandoned(id) {
+            continue;
+        }
+        match ep.reserve(server).await {
+            // The answer may have come meanwhile.
+            Ok(permit) if calls.is_abandoned(id) => {
+                let cancel = OutgoingMessage::empty();
+                let _ = cancel.start_reserved(&ep, permit, (MessageKind::Cancel, id), 0);
+            }
+            Ok(_) => {}
+            Err(error) if error.is_peer_unavailable() || matches!(error, Error::Closed(_)) => {
+                return;
+            }
+            Err(_) => {}
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -19,6 +20,7 @@ use super::Limits;
 mod answers;
 mod usage;
 
+use answers::Posting;
 use usage::{Exceeded, RequestUsage, Usage};
 
 /// The requests in flight of a server.
@@ -28,6 +30,8 @@ pub(super) struct RequestTable {
     pub(super) span: Span,
     limits: Limits,
     state: Mutex<TableState>,
+    /// The number of answers that are posted, of all clients.
+    posted: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -44,6 +48,8 @@ struct ClientRequests {
     /// The tasks of the handlers that run, by the ids of their requests; `None` before the spawn.
     running: HashMap<u64, Option<AbortHandle>>,
     usage: RequestUsage,
+    /// The places of answers that are posted: each has a transmit credit.
+    posting: Posting,
 }
 
 impl RequestTable {
@@ -53,6 +59,7 @@ impl RequestTable {
             span,
             limits,
             state: Mutex::default(),
+            posted: AtomicUsize::new(0),
         })
     }
 
@@ -157,7 +164,9 @@ impl RequestTable {
         if state.usage.is_drained() {
             return Poll::Ready(());
         }
-        state.drained = Some(cx.waker().clone());
+        let replaced = state.drained.replace(cx.waker().clone());
+        drop(state);
+        drop(replaced);
         Poll::Pending
     }
 

@@ -24,9 +24,9 @@ use super::{Limits, Server, ends_serving};
 /// Messages that are received before events and the shutdown signal are polled again.
 const MESSAGES_PER_TURN: usize = 64;
 
-/// The number of departed clients beyond which those without a handle are removed: no message of
-/// theirs can come.
-const MAX_DEPARTED: usize = 256;
+/// The least number of departed clients beyond which those without a handle are removed: no message
+/// of theirs can come.
+const MIN_DEPARTED: usize = 256;
 
 /// What the receive loop does with requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -72,6 +72,8 @@ struct ServeLoop<S> {
     phase: Phase,
     /// Clients that have left, whose last messages may still come.
     departed: HashSet<FiAddr>,
+    /// The number of departed clients beyond which those without a handle are removed.
+    max_departed: usize,
     untagged: UntaggedReceive,
 }
 
@@ -96,6 +98,7 @@ where
         limits,
         phase: Phase::Serving,
         departed: HashSet::new(),
+        max_departed: MIN_DEPARTED,
         untagged: UntaggedReceive::default(),
     };
     let mut signal = pin!(signal);
@@ -108,6 +111,10 @@ where
         let received = loop {
             let phase = serving.phase;
             let mut poll_control = |cx: &mut Context<'_>| {
+                // Before the events, which may come without end.
+                if phase == Phase::Serving && signal.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(Next::Signal);
+                }
                 if let Poll::Ready(Some(event)) = Pin::new(&mut events).poll_next(cx) {
                     return Poll::Ready(Next::Event(event.kind));
                 }
@@ -115,7 +122,7 @@ where
                     return Poll::Ready(Next::Untagged(client));
                 }
                 match phase {
-                    Phase::Serving => signal.as_mut().poll(cx).map(|()| Next::Signal),
+                    Phase::Serving => Poll::Pending,
                     Phase::Draining => table.poll_drained(cx).map(|()| Next::Drained),
                 }
             };
@@ -167,9 +174,10 @@ where
             } => {
                 self.table.cancel_clients(|other| other == client);
                 self.departed.insert(client);
-                if self.departed.len() > MAX_DEPARTED {
+                if self.departed.len() > self.max_departed {
                     let clients = self.table.ep.address_vector();
                     (self.departed).retain(|client| clients.lookup(*client).is_ok());
+                    self.max_departed = MIN_DEPARTED.max(2 * self.departed.len());
                 }
             }
             // Either the client sends requests faster than they are received, or other messages.
@@ -282,7 +290,9 @@ where
         }));
         match polled {
             Ok(Polled::Ready(result)) => self.table.answer(client, id, result),
-            Err(_) => {
+            Err(payload) => {
+                // The drop of the payload may panic too.
+                let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
                 let status = Status::new(Code::Internal, "the handler panicked");
                 self.table.answer(client, id, Err(status));
             }
