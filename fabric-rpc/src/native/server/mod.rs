@@ -39,10 +39,10 @@ use super::{DEFAULT_MAX_BODY_LEN, Lender, Request, Response, Status};
 /// * A client that sends untagged messages, which are of no call, is disconnected when they fill
 ///   its share of the endpoint's budget.
 /// * A client that does not take its answers is disconnected when more of them wait than three
-///   times its limit of requests, or more than 1,024 refusals, or when one has waited for
+///   times its limit of requests, or more than 8,192 refusals, or when one has waited for
 ///   [`answer_timeout`](ServerBuilder::answer_timeout). At most 32 answers of a client take the
 ///   transmit credits of the endpoint. If all credits are in use, the client with the most such
-///   answers is disconnected; so is the client with the most of 16,384 refusals.
+///   answers is disconnected; so is the client with the most of 65,536 refusals.
 ///
 /// See [`Client`](super::Client) for an example.
 #[derive(Debug)]

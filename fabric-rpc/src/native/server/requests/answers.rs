@@ -28,10 +28,10 @@ const MAX_SHORT_LEN: usize = 8 << 10;
 const MAX_POSTED: usize = 32;
 
 /// The number of refusals that wait for a client. With one more the client is disconnected.
-const MAX_WAITING_REFUSALS: usize = 1024;
+const MAX_WAITING_REFUSALS: usize = 8192;
 /// The number of refusals that wait for all clients. With one more, the client with the most is
 /// disconnected.
-const MAX_ALL_WAITING_REFUSALS: usize = 16 * MAX_WAITING_REFUSALS;
+const MAX_ALL_WAITING_REFUSALS: usize = 8 * MAX_WAITING_REFUSALS;
 
 impl RequestTable {
     /// Sends the answer of a request. An answer that has to wait for the client is sent by a task;
