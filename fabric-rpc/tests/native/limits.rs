@@ -205,3 +205,29 @@ fn requests_beyond_the_limit_of_a_client_are_refused() {
         }
     });
 }
+
+/// A client that takes its answers is refused, and not disconnected, however many calls it makes.
+#[test]
+fn client_with_many_refused_calls_stays_connected() {
+    run(async |address| {
+        const CALLS: usize = 5000;
+        let server = TestServer::start(address).await;
+        let client = server
+            .client_with(|builder| builder.max_in_flight(CALLS))
+            .await;
+        let calls: Vec<_> = (0..CALLS)
+            .map(|_| {
+                let client = client.clone();
+                tokio::spawn(async move { client.call(Request::new(WAIT, "")).await })
+            })
+            .collect();
+        take(&server.probe.waiting).await;
+        server.probe.go_on.add_permits(CALLS);
+        for call in calls {
+            if let Err(status) = call.await.unwrap() {
+                assert_eq!(status.code(), Code::ResourceExhausted);
+            }
+        }
+        check_echo(&client).await;
+    });
+}
