@@ -534,65 +534,65 @@ fn reverse_socket_that_is_not_accepted_fails_the_connect_by_timeout() {
     });
 }
 
+/// Serves a client by hand: `serve` returns the sockets of a request, which is accepted then.
+/// Checks that the client connects.
+async fn check_accepted_by_hand(
+    name: &str,
+    serve: impl FnOnce(&RawShmListener) -> (OwnedFd, OwnedFd) + Send + 'static,
+) {
+    let name = format!("{name}-{}", std::process::id());
+    let listener = RawShmListener::listen(&name);
+    let serving = std::thread::spawn(move || {
+        let sockets = serve(&listener);
+        let accept = encode_cm(1, ACCEPT, 3, b"welcome");
+        try_send_with_fds(&sockets.0, &accept, &[&segment()]).unwrap();
+        sockets
+    });
+    let ep = ConnectedEndpoint::connect(format!("shm://{name}"))
+        .await
+        .unwrap();
+    assert_eq!(ep.private_data(), b"welcome");
+    drop(serving.join().unwrap());
+}
+
+/// Tells a client to connect again.
+fn send_retry_later(socket: &OwnedFd) {
+    try_send_with_fds(socket, &encode_control(RETRY_LATER, 0), &[]).unwrap();
+}
+
 /// A passive endpoint may evict the reverse socket after `Ready`. The client connects it again, and
 /// the nonce is still valid.
 #[test]
 fn reverse_socket_evicted_after_ready_is_connected_again() {
-    run(async {
-        let name = format!("evicted-reverse-{}", std::process::id());
-        let listener = RawShmListener::listen(&name);
-        let serving = std::thread::spawn(move || {
-            let connection = accept_raw_request(&listener);
-            for _ in 0..3 {
-                let evicted = accept_raw_reverse(&listener);
-                try_send_with_fds(&evicted, &encode_control(RETRY_LATER, 0), &[]).unwrap();
-            }
-            let reverse = accept_raw_reverse(&listener);
-            let accept = encode_cm(1, ACCEPT, 3, b"welcome");
-            try_send_with_fds(&connection, &accept, &[&segment()]).unwrap();
-            (connection, reverse)
-        });
-        let ep = ConnectedEndpoint::connect(format!("shm://{name}"))
-            .await
-            .unwrap();
-        assert_eq!(ep.private_data(), b"welcome");
-        drop(serving.join().unwrap());
-    });
+    run(check_accepted_by_hand("evicted-reverse", |listener| {
+        let connection = accept_raw_request(listener);
+        for _ in 0..3 {
+            send_retry_later(&accept_raw_reverse(listener));
+        }
+        (connection, accept_raw_reverse(listener))
+    }));
 }
 
 /// A passive endpoint may evict a request until the nonce has arrived, and rejects the nonce of an
 /// evicted request. The client sends its request again.
 #[test]
 fn evicted_request_is_sent_again() {
-    run(async {
-        let name = format!("evicted-request-{}", std::process::id());
-        let listener = RawShmListener::listen(&name);
-        let serving = std::thread::spawn(move || {
-            let retry_later = encode_control(RETRY_LATER, 0);
-            // The client has sent the nonce, which is rejected or not read.
-            for rejects_nonce in [true, false] {
-                let (evicted, reverse) = accept_raw_client(&listener);
-                try_send_with_fds(&evicted, &retry_later, &[]).unwrap();
-                if rejects_nonce {
-                    let rejection = encode_control(REJECT_MALFORMED_CODE, 0);
-                    try_send_with_fds(&reverse, &rejection, &[]).unwrap();
-                }
+    run(check_accepted_by_hand("evicted-request", |listener| {
+        // The client has sent the nonce, which is rejected or not read.
+        for rejects_nonce in [true, false] {
+            let (evicted, reverse) = accept_raw_client(listener);
+            send_retry_later(&evicted);
+            if rejects_nonce {
+                let rejection = encode_control(REJECT_MALFORMED_CODE, 0);
+                try_send_with_fds(&reverse, &rejection, &[]).unwrap();
             }
-            // The reverse socket is in the backlog.
-            let evicted = accept_raw_request(&listener);
-            try_send_with_fds(&evicted, &retry_later, &[]).unwrap();
-            drop((evicted, rustix::net::accept(&listener.0).unwrap()));
-            let sockets = accept_raw_client(&listener);
-            let accept = encode_cm(1, ACCEPT, 3, b"welcome");
-            try_send_with_fds(&sockets.0, &accept, &[&segment()]).unwrap();
-            sockets
-        });
-        let ep = ConnectedEndpoint::connect(format!("shm://{name}"))
-            .await
-            .unwrap();
-        assert_eq!(ep.private_data(), b"welcome");
-        drop(serving.join().unwrap());
-    });
+        }
+        // The reverse socket is in the backlog.
+        let evicted = accept_raw_request(listener);
+        send_retry_later(&evicted);
+        drop((evicted, rustix::net::accept(&listener.0).unwrap()));
+        accept_raw_client(listener)
+    }));
 }
 
 /// A passive endpoint that evicts each request fails the connect after its timeout.
@@ -615,8 +615,7 @@ fn connect_whose_requests_are_evicted_ends_with_the_timeout() {
                     Ok(b"end") => return evicted,
                     Ok(request) if request.starts_with(&head) => {
                         try_send_with_fds(&socket, &encode_nonce(NONCE, 9), &[]).unwrap();
-                        let retry_later = encode_control(RETRY_LATER, 0);
-                        try_send_with_fds(&socket, &retry_later, &[]).unwrap();
+                        send_retry_later(&socket);
                         evicted += 1;
                     }
                     _ => {}
