@@ -7,7 +7,7 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use fabric_async::{Done, Endpoint, Error, Failed, FiAddr, Loan, LoanedBuf, Operation, Permit};
@@ -92,19 +92,22 @@ pub(super) enum OutgoingPayload {
     Received(LoanedBuf),
 }
 
-/// Evaluates the post of a payload of any type. A failure has the payload.
-macro_rules! post_payload {
-    ($payload:expr, |$buf:ident| $post:expr) => {
+/// Starts a send of a payload of any type. A failure has the payload.
+macro_rules! start_payload {
+    ($payload:expr, |$buf:ident| $request:expr) => {
         match $payload {
-            OutgoingPayload::Bytes($buf) => {
-                $post.map_err(|failed| (failed.error, OutgoingPayload::Bytes(failed.buf)))
-            }
-            OutgoingPayload::Loan($buf) => {
-                $post.map_err(|failed| (failed.error, OutgoingPayload::Loan(failed.buf)))
-            }
-            OutgoingPayload::Received($buf) => {
-                $post.map_err(|failed| (failed.error, OutgoingPayload::Received(failed.buf)))
-            }
+            OutgoingPayload::Bytes($buf) => match $request.start() {
+                Ok(operation) => Ok(StartedSend::Bytes(operation)),
+                Err(failed) => Err((failed.error, OutgoingPayload::Bytes(failed.buf))),
+            },
+            OutgoingPayload::Loan($buf) => match $request.start() {
+                Ok(operation) => Ok(StartedSend::Loan(operation)),
+                Err(failed) => Err((failed.error, OutgoingPayload::Loan(failed.buf))),
+            },
+            OutgoingPayload::Received($buf) => match $request.start() {
+                Ok(operation) => Ok(StartedSend::Received(operation)),
+                Err(failed) => Err((failed.error, OutgoingPayload::Received(failed.buf))),
+            },
         }
     };
 }
@@ -187,88 +190,59 @@ impl OutgoingMessage {
         }
     }
 
-    /// Starts the send, which goes on if the returned value is dropped. On failure the message is
-    /// returned, so that it can be sent again.
+    /// Starts the send, with this transmit credit if one was reserved for the peer. The send goes
+    /// on if the returned value is dropped. On failure the message is returned, so that it can be
+    /// sent again.
     pub(super) fn start(
         self,
         ep: &Endpoint,
-        peer: FiAddr,
+        (peer, permit): (FiAddr, Option<Permit>),
         (kind, id): (MessageKind, u64),
         data: u64,
     ) -> Result<StartedSend, (Error, Self)> {
         let flags = self.flags;
         let tag = CallTag { kind, flags, id }.to_bits();
-        let refused = post_payload!(self.payload, |buf| ep
-            .send(peer, buf)
-            .tag(tag)
-            .data(data)
-            .start()
-            .map(StartedSend::of));
-        refused.map_err(|(error, payload)| (error, Self { flags, payload }))
-    }
-
-    /// Starts the send with a transmit credit that was reserved for the peer, as
-    /// [`start`](Self::start).
-    pub(super) fn start_reserved(
-        self,
-        ep: &Endpoint,
-        permit: Permit,
-        (kind, id): (MessageKind, u64),
-        data: u64,
-    ) -> Result<(), (Error, Self)> {
-        let flags = self.flags;
-        let tag = CallTag { kind, flags, id }.to_bits();
-        let refused = post_payload!(self.payload, |buf| permit
-            .send(ep, buf)
-            .tag(tag)
-            .data(data)
-            .start()
-            .map(drop));
-        refused.map_err(|(error, payload)| (error, Self { flags, payload }))
-    }
-
-    /// Sends the message with a transmit credit that was reserved for the peer. Resolves when the
-    /// send has ended.
-    pub(super) async fn send_reserved(
-        self,
-        ep: &Endpoint,
-        permit: Permit,
-        (kind, id): (MessageKind, u64),
-        data: u64,
-    ) -> Result<(), (Error, Self)> {
-        let flags = self.flags;
-        let tag = CallTag { kind, flags, id }.to_bits();
-        let failed = post_payload!(self.payload, |buf| permit
-            .send(ep, buf)
-            .tag(tag)
-            .data(data)
-            .await
-            .map(drop));
-        failed.map_err(|(error, payload)| (error, Self { flags, payload }))
+        let started = match permit {
+            None => start_payload!(self.payload, |buf| ep.send(peer, buf).tag(tag).data(data)),
+            Some(permit) => {
+                start_payload!(self.payload, |buf| permit.send(ep, buf).tag(tag).data(data))
+            }
+        };
+        started.map_err(|(error, payload)| (error, Self { flags, payload }))
     }
 }
 
 /// A send that was started.
 pub(super) enum StartedSend {
-    /// The send has ended.
-    Ended,
-    /// The message waits for room in the ring or the socket, and has a transmit credit. Resolves
-    /// when the send has ended.
-    Posted(PostedSend),
+    Bytes(Operation<Bytes>),
+    Loan(Operation<Loan>),
+    Received(Operation<LoanedBuf>),
 }
 
-pub(super) type PostedSend = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// A send that waits for room in the ring or the socket, and has a transmit credit. Resolves when
+/// the send has ended.
+pub(super) type PostedSend = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
 impl StartedSend {
-    fn of<B>(mut operation: Operation<B>) -> Self
-    where
-        Operation<B>: Future<Output = Result<Done<B>, Failed<B>>> + Unpin + Send + 'static,
-    {
-        let mut cx = Context::from_waker(Waker::noop());
-        // Without cooperative budget a send that has ended would be pending.
-        match pin!(unconstrained(&mut operation)).poll(&mut cx) {
-            Poll::Ready(_) => Self::Ended,
-            Poll::Pending => Self::Posted(Box::pin(async move { drop(operation.await) })),
+    /// Returns the send if it has not ended.
+    pub(super) fn into_posted(self) -> Option<PostedSend> {
+        fn posted<B>(mut operation: Operation<B>) -> Option<PostedSend>
+        where
+            Operation<B>: Future<Output = Result<Done<B>, Failed<B>>> + Unpin + Send + 'static,
+        {
+            let mut cx = Context::from_waker(Waker::noop());
+            // Without cooperative budget a send that has ended would be pending.
+            let polled = pin!(unconstrained(&mut operation)).poll(&mut cx);
+            polled.is_pending().then(|| {
+                let sending =
+                    async move { operation.await.map(drop).map_err(|failed| failed.error) };
+                Box::pin(sending) as PostedSend
+            })
+        }
+        match self {
+            Self::Bytes(operation) => posted(operation),
+            Self::Loan(operation) => posted(operation),
+            Self::Received(operation) => posted(operation),
         }
     }
 }

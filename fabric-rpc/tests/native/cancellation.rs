@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::common::take;
 use crate::run;
-use crate::service::{ECHO, TestServer, WAIT, check_echo};
+use crate::service::{ECHO, TestServer, WAIT, check_echo, spawn_calls};
 
 const SHORT: Duration = Duration::from_millis(2);
 const LONG: Duration = Duration::from_secs(50);
@@ -74,12 +74,7 @@ fn client_that_leaves_drops_its_handlers() {
         let other = server.client().await;
         for _ in 0..3 {
             let client = server.client().await;
-            let calls: Vec<_> = (0..4)
-                .map(|_| {
-                    let client = client.clone();
-                    tokio::spawn(async move { client.call(Request::new(WAIT, "")).await })
-                })
-                .collect();
+            let calls = spawn_calls(&client, WAIT, 4);
             for _ in 0..4 {
                 take(&server.probe.waiting).await;
             }

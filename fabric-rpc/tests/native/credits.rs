@@ -9,7 +9,7 @@ use tower::{Service, ServiceExt};
 
 use crate::common::take;
 use crate::run;
-use crate::service::{ECHO, TestServer, WAIT, check_echo};
+use crate::service::{ECHO, TestServer, WAIT, check_echo, spawn_calls};
 
 #[test]
 fn clone_of_a_ready_client_is_not_ready() {
@@ -39,12 +39,7 @@ fn calls_beyond_the_credits_wait() {
     run(async |address| {
         let server = TestServer::start(address).await;
         let client = server.client_with(|builder| builder.max_in_flight(2)).await;
-        let calls: Vec<_> = (0..5)
-            .map(|_| {
-                let client = client.clone();
-                tokio::spawn(async move { client.call(Request::new(WAIT, "")).await })
-            })
-            .collect();
+        let calls = spawn_calls(&client, WAIT, 5);
         for _ in 0..2 {
             take(&server.probe.waiting).await;
         }
@@ -89,12 +84,7 @@ fn calls_beyond_the_transmit_credits_are_sent_in_turn() {
         let client = server
             .client_with(|builder| builder.max_in_flight(CALLS))
             .await;
-        let calls: Vec<_> = (0..CALLS)
-            .map(|_| {
-                let client = client.clone();
-                tokio::spawn(async move { client.call(Request::new(WAIT, "")).await })
-            })
-            .collect();
+        let calls = spawn_calls(&client, WAIT, CALLS);
         for _ in 0..CALLS {
             take(&server.probe.waiting).await;
         }

@@ -4,7 +4,7 @@ use fabric_rpc::native::{Client, Code, Metadata, Request, Server};
 
 use crate::common::take;
 use crate::run;
-use crate::service::{ECHO, LEN, TestServer, WAIT, check_echo};
+use crate::service::{ECHO, LEN, TestServer, WAIT, check_echo, spawn_calls};
 
 const LIMIT: usize = 100_000;
 
@@ -215,12 +215,7 @@ fn client_with_many_refused_calls_stays_connected() {
         let client = server
             .client_with(|builder| builder.max_in_flight(CALLS))
             .await;
-        let calls: Vec<_> = (0..CALLS)
-            .map(|_| {
-                let client = client.clone();
-                tokio::spawn(async move { client.call(Request::new(WAIT, "")).await })
-            })
-            .collect();
+        let calls = spawn_calls(&client, WAIT, CALLS);
         take(&server.probe.waiting).await;
         server.probe.go_on.add_permits(CALLS);
         for call in calls {

@@ -104,3 +104,16 @@ pub(crate) async fn check_echo(client: &Client) {
     let response = client.call(Request::new(ECHO, "echo")).await.unwrap();
     assert_eq!(response.body.into_bytes(), "echo");
 }
+
+/// Starts tasks that call the method.
+pub(crate) fn spawn_calls(
+    client: &Client,
+    method: u32,
+    count: usize,
+) -> Vec<JoinHandle<Result<Response, Status>>> {
+    let call = |_| {
+        let client = client.clone();
+        tokio::spawn(async move { client.call(Request::new(method, "")).await })
+    };
+    (0..count).map(call).collect()
+}

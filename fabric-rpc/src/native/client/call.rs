@@ -13,7 +13,7 @@ use tracing::Span;
 use super::super::wire::OutgoingMessage;
 use super::super::{Code, Request, Response, Status};
 use super::ClientShared;
-use super::session::{EncodedRequest, PendingCall, Unsent};
+use super::session::{EncodedRequest, PendingCall, UnsentRequest};
 
 /// The future of [`Client::call`](super::Client::call) as a service of tower.
 ///
@@ -88,8 +88,8 @@ impl ResponseFuture {
         if let Some(session) = self.client.session() {
             match session.start_call(request, None, cx) {
                 Ok(call) => return Ok(CallState::Sent(call)),
-                Err(Unsent::Later(unsent)) => request = unsent,
-                Err(Unsent::Refused(status)) => return Err(status),
+                Err(UnsentRequest::Later(unsent)) => request = unsent,
+                Err(UnsentRequest::Refused(status)) => return Err(status),
             }
         }
         let starting = start_when_possible(self.client.clone(), request);
@@ -114,8 +114,8 @@ async fn start_when_possible(
         });
         match started.await {
             Ok(call) => return Ok(call),
-            Err(Unsent::Later(unsent)) => request = unsent,
-            Err(Unsent::Refused(status)) => return Err(status),
+            Err(UnsentRequest::Later(unsent)) => request = unsent,
+            Err(UnsentRequest::Refused(status)) => return Err(status),
         }
     }
 }

@@ -116,9 +116,9 @@ impl<R> Calls<R> {
         let is_waiting = state.slots.unanswered() > 0;
         let waker = is_waiting.then(|| cx.waker().clone());
         let id = state.slots.insert(credit, waker);
-        let (mut idle, mut reader) = (None, None);
+        let (mut idle, mut after) = (None, AfterUnlock::<R>::default());
         if is_waiting {
-            reader = state.turn.hand_to_reader();
+            after.reader = state.turn.hand_to_reader();
         } else {
             let now = Instant::now();
             let idle_since = state.last_idle.replace(now);
@@ -127,7 +127,7 @@ impl<R> Calls<R> {
             }
         }
         drop(guard);
-        reader.into_iter().for_each(Waker::wake);
+        after.finish();
         Ok(OpenedCall {
             id,
             is_waiting,
@@ -138,8 +138,9 @@ impl<R> Calls<R> {
     /// Puts the receiver of a session that was idle back.
     pub(super) fn put_idle(&self, mut taken: TakenReceiver<'_, R>) {
         if let Some(receiver) = taken.receiver.take() {
-            let put = self.lock().put(receiver);
-            put.finish();
+            let mut after = AfterUnlock::default();
+            self.lock().put(receiver, &mut after);
+            after.finish();
         }
     }
 
@@ -164,11 +165,13 @@ impl<R> Calls<R> {
             drop(guard);
             return CallTurn::Receive(TakenReceiver::new(self, receiver));
         }
-        let replaced = state.slots.store_waker(id, cx);
-        let reader = state.turn.hand_to_reader();
+        let after = AfterUnlock::<R> {
+            unused: state.slots.store_waker(id, cx),
+            reader: state.turn.hand_to_reader(),
+            ..AfterUnlock::default()
+        };
         drop(guard);
-        drop(replaced);
-        reader.into_iter().for_each(Waker::wake);
+        after.finish();
         CallTurn::Wait
     }
 
@@ -185,20 +188,16 @@ impl<R> Calls<R> {
         let receiver = taken.receiver.take()?;
         let mut guard = self.lock();
         let state = &mut *guard;
-        let delivered = self.deliver(state, received);
-        let put = state.put(receiver);
+        let mut after = AfterUnlock::default();
+        self.deliver(state, received, &mut after);
+        state.put(receiver, &mut after);
         let answer = state.slots.take_answer(id);
-        let replaced = match answer {
-            Some(_) => {
-                state.turn.end_call(id);
-                None
-            }
-            None => state.slots.store_waker(id, cx),
-        };
+        match answer {
+            Some(_) => state.turn.end_call(id),
+            None => after.unused = state.slots.store_waker(id, cx),
+        }
         drop(guard);
-        drop(replaced);
-        delivered.finish();
-        put.finish();
+        after.finish();
         let (answer, credit) = answer?;
         drop(credit);
         Some(answer)
@@ -211,10 +210,13 @@ impl<R> Calls<R> {
         if state.ended.is_some() {
             return ReaderTurn::End;
         }
-        let replaced = state.turn.store_reader(cx);
+        let after = AfterUnlock::<R> {
+            unused: state.turn.store_reader(cx),
+            ..AfterUnlock::default()
+        };
         let receiver = (state.turn).take_for_reader(state.slots.unanswered() > 0);
         drop(guard);
-        drop(replaced);
+        after.finish();
         receiver.map_or(ReaderTurn::Wait, ReaderTurn::Receive)
     }
 
@@ -227,33 +229,34 @@ impl<R> Calls<R> {
     ) -> ReaderTurn<R> {
         let mut guard = self.lock();
         let state = &mut *guard;
-        let delivered = self.deliver(state, received);
-        let (mut turn, mut unused) = (ReaderTurn::End, None);
-        if state.ended.is_some() {
-            unused = Some(receiver);
+        let mut after = AfterUnlock::default();
+        self.deliver(state, received, &mut after);
+        let turn = if state.ended.is_some() {
+            after.receiver = Some(receiver);
+            ReaderTurn::End
         } else {
             let is_needed = state.slots.unanswered() > 0;
             let kept = state.turn.put_by_reader(receiver, is_needed);
-            turn = kept.map_or(ReaderTurn::Wait, ReaderTurn::Receive);
-        }
+            kept.map_or(ReaderTurn::Wait, ReaderTurn::Receive)
+        };
         drop(guard);
-        drop(unused);
-        delivered.finish();
+        after.finish();
         turn
     }
 
     /// Stores an answer in the slot of its call, or ends the session.
-    fn deliver(&self, state: &mut State<R>, received: Received) -> Delivered<R> {
+    fn deliver(&self, state: &mut State<R>, received: Received, after: &mut AfterUnlock<R>) {
         match received {
             Received::Answer(id, answer) => {
                 state.has_served = true;
-                let mut released = state.slots.deliver(id, answer);
-                // A call that receives takes the answer in the same poll.
-                let own = released.waker.take_if(|_| state.turn.is_call(id));
-                Delivered::Answer { released, own }
+                after.released = state.slots.deliver(id, answer);
+                if state.turn.is_call(id) {
+                    // The call that receives takes the answer in the same poll.
+                    after.unused = after.released.waker.take();
+                }
             }
-            Received::End(reason) => Delivered::End(self.end_locked(state, &server_left(&reason))),
-            Received::Nothing | Received::Other => Delivered::Nothing,
+            Received::End(reason) => self.end_locked(state, &server_left(&reason), after),
+            Received::Nothing | Received::Other => {}
         }
     }
 
@@ -262,16 +265,19 @@ impl<R> Calls<R> {
     pub(super) fn abandon(&self, id: u64) -> bool {
         let mut guard = self.lock();
         let state = &mut *guard;
-        let (is_in_flight, released) = state.slots.abandon(id);
-        let reader = if is_in_flight {
-            state.turn.hand_to_reader()
+        let (is_in_flight, mut released) = state.slots.abandon(id);
+        let mut after = AfterUnlock::<R> {
+            unused: released.waker.take(),
+            released,
+            ..AfterUnlock::default()
+        };
+        if is_in_flight {
+            after.reader = state.turn.hand_to_reader();
         } else {
             state.turn.end_call(id);
-            None
-        };
+        }
         drop(guard);
-        drop(released);
-        reader.into_iter().for_each(Waker::wake);
+        after.finish();
         is_in_flight
     }
 
@@ -283,23 +289,20 @@ impl<R> Calls<R> {
     /// Ends the session: calls that wait get this status, and later ones no slot.
     pub(super) fn end(&self, status: &Status) {
         let mut guard = self.lock();
-        let ended = self.end_locked(&mut guard, status);
+        let mut after = AfterUnlock::default();
+        self.end_locked(&mut guard, status, &mut after);
         drop(guard);
-        ended.finish();
+        after.finish();
     }
 
-    fn end_locked(&self, state: &mut State<R>, status: &Status) -> EndedSession<R> {
+    fn end_locked(&self, state: &mut State<R>, status: &Status, after: &mut AfterUnlock<R>) {
         if state.ended.is_some() {
-            return EndedSession::default();
+            return;
         }
         state.ended = Some(status.clone());
         self.has_ended.store(true, Ordering::Release);
-        let (receiver, reader) = state.turn.end();
-        EndedSession {
-            calls: state.slots.end(status),
-            receiver,
-            reader,
-        }
+        (after.receiver, after.reader) = state.turn.end();
+        after.ended = state.slots.end(status);
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -314,81 +317,47 @@ impl<R> Calls<R> {
 
 impl<R> State<R> {
     /// Takes the receiver back from a call.
-    fn put(&mut self, receiver: Box<R>) -> PutReceiver<R> {
+    fn put(&mut self, receiver: Box<R>, after: &mut AfterUnlock<R>) {
         if self.ended.is_some() {
-            return PutReceiver::Ended(receiver);
-        }
-        PutReceiver::Stored {
-            reader: self.turn.put(receiver),
-        }
-    }
-}
-
-/// What is woken or dropped after the receiver was put back, without the lock.
-enum PutReceiver<R> {
-    Stored {
-        /// The waker of the reader task, if it receives next.
-        reader: Option<Waker>,
-    },
-    /// The session has ended.
-    Ended(Box<R>),
-}
-
-impl<R> PutReceiver<R> {
-    fn finish(self) {
-        match self {
-            Self::Stored { reader } => reader.into_iter().for_each(Waker::wake),
-            Self::Ended(receiver) => drop(receiver),
+            after.receiver = Some(receiver);
+        } else {
+            after.reader = self.turn.put(receiver);
         }
     }
 }
 
-/// What is woken or dropped after a delivery, without the lock.
-enum Delivered<R> {
-    Nothing,
-    Answer {
-        released: Released,
-        /// The waker of the call that has received its own answer.
-        own: Option<Waker>,
-    },
-    End(EndedSession<R>),
-}
-
-impl<R> Delivered<R> {
-    fn finish(self) {
-        match self {
-            Self::Nothing => {}
-            Self::Answer { released, own } => {
-                drop(own);
-                released.waker.into_iter().for_each(Waker::wake);
-            }
-            Self::End(ended) => ended.finish(),
-        }
-    }
-}
-
-/// What is woken or dropped at the end of a session, without the lock.
-struct EndedSession<R> {
-    calls: Vec<Released>,
-    receiver: Option<Box<R>>,
+/// What is woken and dropped after the calls are unlocked.
+struct AfterUnlock<R> {
+    /// The waker of the reader task, which is woken.
     reader: Option<Waker>,
+    /// What calls are woken, and what they have left.
+    released: Released,
+    /// The same of all calls, at the end of the session.
+    ended: Vec<Released>,
+    /// A waker that is dropped.
+    unused: Option<Waker>,
+    /// The receiver, after the end of the session.
+    receiver: Option<Box<R>>,
 }
 
-impl<R> Default for EndedSession<R> {
+impl<R> Default for AfterUnlock<R> {
     fn default() -> Self {
         Self {
-            calls: Vec::new(),
-            receiver: None,
             reader: None,
+            released: Released::default(),
+            ended: Vec::new(),
+            unused: None,
+            receiver: None,
         }
     }
 }
 
-impl<R> EndedSession<R> {
+impl<R> AfterUnlock<R> {
+    /// Wakes the reader first: a waker of a call may panic.
     fn finish(self) {
-        drop(self.receiver);
-        let calls = self.calls.into_iter().filter_map(|call| call.waker);
-        calls.chain(self.reader).for_each(Waker::wake);
+        let calls = self.ended.into_iter().chain([self.released]);
+        let calls = calls.filter_map(|call| call.waker);
+        self.reader.into_iter().chain(calls).for_each(Waker::wake);
     }
 }
 

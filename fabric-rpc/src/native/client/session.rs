@@ -42,7 +42,7 @@ pub(super) struct EncodedRequest {
 }
 
 /// A request that was not sent.
-pub(super) enum Unsent {
+pub(super) enum UnsentRequest {
     /// It can be sent later: there is no transmit credit, or the session has ended.
     Later(EncodedRequest),
     Refused(Status),
@@ -127,7 +127,7 @@ impl Session {
         request: EncodedRequest,
         permit: Option<Permit>,
         cx: &mut Context<'_>,
-    ) -> Result<PendingCall, Unsent> {
+    ) -> Result<PendingCall, UnsentRequest> {
         let EncodedRequest {
             method,
             message,
@@ -135,13 +135,15 @@ impl Session {
             credit,
         } = request;
         let later = |message, credit: Option<OwnedSemaphorePermit>| match credit {
-            Some(credit) => Unsent::Later(EncodedRequest {
+            Some(credit) => UnsentRequest::Later(EncodedRequest {
                 method,
                 message,
                 deadline,
                 credit,
             }),
-            None => Unsent::Refused(Status::new(Code::Internal, "the call has lost its credit")),
+            None => {
+                UnsentRequest::Refused(Status::new(Code::Internal, "the call has lost its credit"))
+            }
         };
         let (id, is_waiting, left) = match self.calls.open(credit, cx) {
             Ok(OpenedCall {
@@ -165,10 +167,7 @@ impl Session {
             return Err(later(message, credit));
         }
         let (kind, data) = ((MessageKind::Request, id), request_data(method, deadline));
-        let sent = match permit {
-            Some(permit) => message.start_reserved(&self.ep, permit, kind, data),
-            None => message.start(&self.ep, self.server, kind, data).map(drop),
-        };
+        let sent = message.start(&self.ep, (self.server, permit), kind, data);
         let Err((error, message)) = sent else {
             return Ok(PendingCall {
                 session: self,
@@ -181,7 +180,7 @@ impl Session {
         if error.is_peer_unavailable() {
             self.end(&error);
         } else if !matches!(error, Error::WouldBlock(_)) {
-            return Err(Unsent::Refused(Status::from_refused_send(
+            return Err(UnsentRequest::Refused(Status::from_refused_send(
                 "request", &error,
             )));
         }
@@ -223,7 +222,8 @@ async fn send_cancels(
             // The answer may have come meanwhile.
             Ok(permit) if calls.is_abandoned(id) => {
                 let cancel = OutgoingMessage::empty();
-                let _ = cancel.start_reserved(&ep, permit, (MessageKind::Cancel, id), 0);
+                let to = (server, Some(permit));
+                let _ = cancel.start(&ep, to, (MessageKind::Cancel, id), 0);
             }
             Ok(_) => {}
             Err(error) if error.is_peer_unavailable() || matches!(error, Error::Closed(_)) => {
@@ -300,7 +300,7 @@ impl Drop for PendingCall {
             return;
         }
         let cancel = OutgoingMessage::empty();
-        let sent = cancel.start(ep, *server, (MessageKind::Cancel, self.id), 0);
+        let sent = cancel.start(ep, (*server, None), (MessageKind::Cancel, self.id), 0);
         if let Err((Error::WouldBlock(_), _)) = sent {
             // Fails only after the end of the runtime, and of the session.
             let _ = self.session.unsent_cancels.send(self.id);

@@ -39,10 +39,10 @@ use super::{DEFAULT_MAX_BODY_LEN, Lender, Request, Response, Status};
 /// * A client that sends untagged messages, which are of no call, is disconnected when they fill
 ///   its share of the endpoint's budget.
 /// * A client that does not take its answers is disconnected when more of them wait than three
-///   times its limit of requests, or more than 8,192 refusals, or when one has waited for
-///   [`answer_timeout`](ServerBuilder::answer_timeout). At most 32 answers of a client take the
-///   transmit credits of the endpoint. If all credits are in use, the client with the most such
-///   answers is disconnected; so is the client with the most of 65,536 refusals.
+///   times its limit of requests, or more than 8,192 refusals, or when the first ones have waited
+///   for [`answer_timeout`](ServerBuilder::answer_timeout). Beyond 65,536 refusals of all clients,
+///   the client with the most is disconnected. At most 32 answers of a client take the transmit
+///   credits of the endpoint.
 ///
 /// See [`Client`](super::Client) for an example.
 #[derive(Debug)]
@@ -215,7 +215,8 @@ impl ServerBuilder {
     }
 
     /// Sets how long an answer waits for its client, which is disconnected then; 30 seconds by
-    /// default.
+    /// default. The time of an answer begins when those before it have been sent, but for 31, and
+    /// the endpoint has a transmit credit for it.
     pub fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.limits.answer_timeout = timeout;
         self

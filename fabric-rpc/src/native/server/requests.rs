@@ -20,7 +20,7 @@ use super::Limits;
 mod answers;
 mod usage;
 
-use answers::Posting;
+use answers::PostedPlaces;
 use usage::{Exceeded, RequestUsage, Usage};
 
 /// The requests in flight of a server.
@@ -48,8 +48,9 @@ struct ClientRequests {
     /// The tasks of the handlers that run, by the ids of their requests; `None` before the spawn.
     running: HashMap<u64, Option<AbortHandle>>,
     usage: RequestUsage,
-    /// The places of answers that are posted: each has a transmit credit.
-    posting: Posting,
+    /// The places of answers that are posted, each of which has a transmit credit; `None` before an
+    /// answer has waited.
+    posted: Option<PostedPlaces>,
 }
 
 impl RequestTable {

@@ -5,8 +5,8 @@
 //!
 //! Few answers of a client are posted at a time, since a posted one has a transmit credit of the
 //! endpoint: clients that take no answers must leave credits to the others. A client that has not
-//! taken a posted answer in time is disconnected. If all credits are in use, it is the client with
-//! the most posted answers, and not the one whose answer waits.
+//! taken a posted answer in time is disconnected. An answer that is not posted yet has no time
+//! limit: its client may take the answers before it, or wait for the credits of others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,8 +18,8 @@ use tokio::time::timeout;
 
 use super::super::super::wire::{MessageKind, OutgoingMessage, PostedSend, StartedSend};
 use super::super::super::{Response, Status};
-use super::RequestTable;
 use super::usage::RequestUsage;
+use super::{ClientRequests, RequestTable};
 
 /// The longest answer that is sent without a task.
 const MAX_SHORT_LEN: usize = 8 << 10;
@@ -61,7 +61,7 @@ impl RequestTable {
         }
     }
 
-    fn send_later(self: &Arc<Self>, client: FiAddr, id: u64, answer: Unsent, kind: Waiting) {
+    fn send_later(self: &Arc<Self>, client: FiAddr, id: u64, answer: UnsentAnswer, kind: Waiting) {
         let Some(waiting) = self.insert_waiting(client, kind) else {
             return self.disconnect(client, "too many answers wait for the client");
         };
@@ -92,7 +92,7 @@ impl RequestTable {
         }
         kind.add_to(&mut of_client.usage);
         kind.add_to(&mut state.usage);
-        let posting = of_client.posting.clone();
+        let places = of_client.posted.get_or_insert_default().clone();
         let mut most = None;
         if exceeds_all {
             let all = state.clients.iter();
@@ -107,7 +107,7 @@ impl RequestTable {
             table: self.clone(),
             client,
             kind,
-            posting,
+            places,
         })
     }
 
@@ -117,17 +117,16 @@ impl RequestTable {
         client: FiAddr,
         id: u64,
         result: Result<Response, Status>,
-    ) -> Option<Unsent> {
+    ) -> Option<UnsentAnswer> {
         let (mut message, mut data) = self.encode(result);
         for _ in 0..2 {
             if message.len() > MAX_SHORT_LEN || self.has_all_posted(client) {
-                return Some(Unsent::Message(message, data));
+                return Some(UnsentAnswer::Message(message, data));
             }
-            match message.start(&self.ep, client, (MessageKind::Response, id), data) {
-                Ok(StartedSend::Ended) => return None,
-                Ok(StartedSend::Posted(send)) => return Some(Unsent::Posted(send)),
+            match message.start(&self.ep, (client, None), (MessageKind::Response, id), data) {
+                Ok(started) => return started.into_posted().map(UnsentAnswer::Posted),
                 Err((Error::WouldBlock(_), message)) => {
-                    return Some(Unsent::Message(message, data));
+                    return Some(UnsentAnswer::Message(message, data));
                 }
                 // The client has left.
                 Err((error, _)) if error.is_peer_unavailable() => return None,
@@ -146,30 +145,8 @@ impl RequestTable {
         self.posted.load(Ordering::Relaxed) > 0 && {
             let state = self.lock();
             let of_client = state.clients.get(&client);
-            of_client.is_some_and(|of_client| of_client.posting.count() == MAX_POSTED)
+            of_client.is_some_and(|of_client| of_client.posted_count() == MAX_POSTED)
         }
-    }
-
-    /// Disconnects the client with the most posted answers, if it has more than this one. Returns
-    /// whether there is such a client.
-    fn disconnect_most_posted(&self, client: FiAddr) -> bool {
-        let most = {
-            let state = self.lock();
-            let own = state.clients.get(&client);
-            let own = own.map_or(0, |of_client| of_client.posting.count());
-            let all = state.clients.iter();
-            let all = all.map(|(client, of_client)| (of_client.posting.count(), *client));
-            all.filter(|(count, _)| *count > own)
-                .max_by_key(|(count, _)| *count)
-        };
-        let Some((_, most)) = most else {
-            return false;
-        };
-        self.disconnect(
-            most,
-            "the client takes no answers, and no transmit credit is free",
-        );
-        true
     }
 
     /// Encodes an answer.
@@ -216,12 +193,12 @@ impl Waiting {
 }
 
 /// An answer that was not sent at once.
-enum Unsent {
+enum UnsentAnswer {
     Message(OutgoingMessage, u64),
     Posted(PostedSend),
 }
 
-impl Unsent {
+impl UnsentAnswer {
     fn bytes_in_memory(&self) -> usize {
         match self {
             Self::Message(message, _) => message.bytes_in_memory(),
@@ -233,18 +210,19 @@ impl Unsent {
 
 /// The places of a client's posted answers.
 #[derive(Clone, Debug)]
-pub(super) struct Posting(Arc<Semaphore>);
+pub(super) struct PostedPlaces(Arc<Semaphore>);
 
-impl Default for Posting {
+impl Default for PostedPlaces {
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(MAX_POSTED)))
     }
 }
 
-impl Posting {
+impl ClientRequests {
     /// Returns the number of posted answers.
-    fn count(&self) -> usize {
-        MAX_POSTED - self.0.available_permits()
+    fn posted_count(&self) -> usize {
+        let places = self.posted.as_ref();
+        places.map_or(0, |places| MAX_POSTED - places.0.available_permits())
     }
 }
 
@@ -270,50 +248,47 @@ struct WaitingAnswer {
     table: Arc<RequestTable>,
     client: FiAddr,
     kind: Waiting,
-    posting: Posting,
+    places: PostedPlaces,
 }
 
 impl WaitingAnswer {
-    /// Sends the answer. Disconnects a client that does not take its answers in time.
-    async fn send(self, id: u64, answer: Unsent) {
+    /// Sends the answer. Disconnects a client that does not take it in time.
+    async fn send(self, id: u64, answer: UnsentAnswer) {
         let (table, limit) = (&self.table, self.table.limits.answer_timeout);
-        let (message, data) = match answer {
-            Unsent::Posted(send) => {
-                let _place = self.posting.0.try_acquire();
-                let _counted = CountPosted::new(&table.posted);
-                if timeout(limit, send).await.is_err() {
-                    table.disconnect(self.client, "the client has not taken an answer in time");
-                }
-                return;
+        let kind = (MessageKind::Response, id);
+        // Posted answers have the time limit, so places and credits become free.
+        let (_place, posted) = match answer {
+            UnsentAnswer::Posted(send) => (self.places.0.try_acquire().ok(), Ok(Some(send))),
+            UnsentAnswer::Message(message, data) => {
+                let place = self.places.0.acquire().await.ok();
+                // Fails when the client has left.
+                let Ok(permit) = table.ep.reserve(self.client).await else {
+                    return;
+                };
+                let started = message.start(&table.ep, (self.client, Some(permit)), kind, data);
+                let posted = started.map(StartedSend::into_posted);
+                (place, posted.map_err(|(error, _)| error))
             }
-            Unsent::Message(message, data) => (message, data),
-        };
-        let Ok(_place) = timeout(limit, self.posting.0.acquire()).await else {
-            return table.disconnect(self.client, "the client has not taken its answers in time");
         };
         let _counted = CountPosted::new(&table.posted);
-        let permit = loop {
-            match timeout(limit, table.ep.reserve(self.client)).await {
-                Ok(Ok(permit)) => break permit,
-                // The client has left.
-                Ok(Err(_)) => return,
-                Err(_) if table.disconnect_most_posted(self.client) => {}
+        let sent = match posted {
+            Ok(None) => Ok(()),
+            Ok(Some(send)) => match timeout(limit, send).await {
+                Ok(sent) => sent,
                 Err(_) => {
-                    let reason = "the client has not taken its answers in time";
+                    let reason = "the client has not taken an answer in time";
                     return table.disconnect(self.client, reason);
                 }
-            }
+            },
+            Err(error) => Err(error),
         };
-        let kind = (MessageKind::Response, id);
-        match timeout(limit, message.send_reserved(&table.ep, permit, kind, data)).await {
-            Err(_) => table.disconnect(self.client, "the client has not taken an answer in time"),
-            Ok(Err((error, _))) if !error.is_peer_unavailable() => {
-                let (message, data) = encode_status(&Status::from_refused_send("response", &error));
-                if message.start(&table.ep, self.client, kind, data).is_err() {
-                    table.disconnect(self.client, "the answer cannot be sent");
-                }
+        if let Err(error) = sent
+            && !error.is_peer_unavailable()
+        {
+            let (message, data) = encode_status(&Status::from_refused_send("response", &error));
+            if (message.start(&table.ep, (self.client, None), kind, data)).is_err() {
+                table.disconnect(self.client, "the answer cannot be sent");
             }
-            Ok(_) => {}
         }
     }
 }
