@@ -18,31 +18,57 @@
 //! | [`info`] | what the providers offer |
 //! | [`stop`], [`error`] | Ctrl-C; errors |
 
+#[cfg(feature = "harness")]
 pub mod cli;
+#[cfg(feature = "harness")]
 pub mod compare;
+#[cfg(feature = "harness")]
 pub mod congestion;
+#[cfg(feature = "harness")]
 pub mod cpu;
+#[cfg(feature = "harness")]
 pub mod error;
+#[cfg(feature = "harness")]
 pub mod floor;
+#[cfg(feature = "harness")]
 pub mod goals;
+#[cfg(feature = "harness")]
 pub mod info;
 pub mod instructions;
+#[cfg(feature = "harness")]
 pub mod limits;
+#[cfg(feature = "harness")]
 pub mod measure;
+#[cfg(feature = "harness")]
 pub mod memory;
+#[cfg(feature = "harness")]
 pub mod options;
+#[cfg(feature = "harness")]
 pub mod output;
+#[cfg(feature = "harness")]
 pub mod peer_process;
+#[cfg(feature = "harness")]
 pub mod peers;
+#[cfg(feature = "harness")]
 pub mod pin;
+#[cfg(feature = "harness")]
 pub mod progress_bar;
+#[cfg(feature = "harness")]
 pub mod record;
+#[cfg(feature = "harness")]
 pub mod report;
+#[cfg(feature = "harness")]
 pub mod samples;
+#[cfg(feature = "harness")]
 pub mod siege;
+#[cfg(feature = "harness")]
 pub mod size;
+#[cfg(feature = "harness")]
 pub mod soak;
+#[cfg(feature = "harness")]
 pub mod stop;
+#[cfg(feature = "harness")]
 pub mod table;
 
+#[cfg(feature = "harness")]
 pub use error::{Error, Result};

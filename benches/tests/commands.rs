@@ -1,5 +1,7 @@
 //! The commands as a user runs them: output, refusals, and the report of a dead peer.
 
+#![cfg(feature = "harness")]
+
 mod common;
 
 use std::io::{BufRead, BufReader, Read};

@@ -1,5 +1,7 @@
 //! Results: written, read back, and rendered as a table and as a page.
 
+#![cfg(feature = "harness")]
+
 use fabric_bench::record::{Record, parse};
 use fabric_bench::{report, table};
 
