@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[cfg(doc)]
@@ -44,7 +45,9 @@ struct AvCopy {
     updates: DomainUpdates,
 }
 
-/// An endpoint address or the text of one: an [`Address`], or a string like `shm://echo`.
+/// An endpoint address or the text of one: an [`Address`], a string like `shm://echo`, or a
+/// [`SocketAddr`]. A `SocketAddr` gets the scheme of the domain that it is passed to, and that of
+/// `tcp` where there is none.
 ///
 /// [`Endpoint::bind`](crate::Endpoint::bind), [`Endpoint::add_peer`](crate::Endpoint::add_peer),
 /// [`ConnectedEndpoint::connect`](crate::ConnectedEndpoint::connect) and
@@ -80,6 +83,16 @@ pub trait ToAddress {
 impl ToAddress for Address {
     fn to_address(&self) -> Result<Address> {
         Ok(self.clone())
+    }
+}
+
+impl ToAddress for SocketAddr {
+    fn to_address(&self) -> Result<Address> {
+        self.to_address_for(Scheme::Tcp)
+    }
+
+    fn to_address_for(&self, expected: Scheme) -> Result<Address> {
+        Address::parse_for(&format!("fi_sockaddr_in://{self}"), expected)
     }
 }
 
@@ -237,6 +250,7 @@ impl AvInner {
         self.node.check_open()?;
         let address = self.domain.address(peer)?;
         address.check_scheme(self.domain.scheme())?;
+        self.domain.info.addr_format.check(&address)?;
         address.check_peer()?;
         Ok(address)
     }
@@ -268,8 +282,10 @@ impl<M: ThreadModel> AddressVector<M> {
     /// first send, read or write fails.
     ///
     /// # Errors
-    /// [`Error::BadAddress`]; [`Error::WrongScheme`] when the address is of another provider;
-    /// [`Error::Invalid`] for an address without a name, or with port 0; [`Error::Closed`].
+    /// [`Error::BadAddress`], also for an address of an IP version that the
+    /// [address format](crate::info::AddrFormat) of the domain's info excludes;
+    /// [`Error::WrongScheme`] when the address is of another provider; [`Error::Invalid`] for an
+    /// address without a name, or with port 0; [`Error::Closed`].
     #[doc(alias = "fi_av_insert")]
     pub fn insert(&self, peer: impl ToAddress) -> Result<FiAddr> {
         self.inner.insert(peer).map(|(addr, _)| addr)

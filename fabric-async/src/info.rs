@@ -7,3 +7,4 @@ pub use fabric_core::info::{
     SHARED_CONTEXT, Threading, TrafficClass, TxAttr, Version,
 };
 pub use fabric_reactor::parameters::{Parameter, ParameterKind, parameters};
+pub use fabric_reactor::registry::providers;

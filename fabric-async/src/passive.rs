@@ -102,12 +102,14 @@ impl PassiveEndpointBuilder {
     /// Host names are not resolved here: see [`resolve`](crate::resolve()).
     ///
     /// # Errors
-    /// [`Error::BadAddress`].
+    /// [`Error::BadAddress`], also for an address of an IP version that the
+    /// [address format](crate::info::AddrFormat) of the info excludes.
     #[doc(alias = "fi_setname")]
     pub fn name(mut self, at: impl ToAddress) -> Result<Self> {
         let scheme = Scheme::from_provider(self.fabric.inner.transport.name());
-        self.address =
-            Some(scheme.map_or_else(|| at.to_address(), |scheme| at.to_address_for(scheme))?);
+        let address = scheme.map_or_else(|| at.to_address(), |of| at.to_address_for(of))?;
+        self.info.addr_format.check(&address)?;
+        self.address = Some(address);
         Ok(self)
     }
 

@@ -1,15 +1,20 @@
-//! Host name resolution.
+//! Resolution of host and service names.
 
 use std::net::SocketAddr;
+use std::{fs, io};
 
-use fabric_core::host::HostName;
+use fabric_core::host::{HostName, Port};
 use fabric_core::{Address, Error, Result, Scheme};
 use tokio::runtime::Handle;
+use tokio::task::spawn_blocking;
 
 use crate::av::ToAddress;
 
 /// Resolves a host name, as in `tcp://localhost:7000`, to its addresses, in the order in which the
-/// system prefers them. An address resolves to itself.
+/// system prefers them. The port may be the name of a service of this protocol in `/etc/services`,
+/// as in `tcp://localhost:http`. An address resolves to itself. So this is the lookup of
+/// `fi_getinfo(node, service)`: pass an address to [`Hints::dest_addr`](crate::Hints::dest_addr),
+/// or with `FI_SOURCE` to [`Hints::src_addr`](crate::Hints::src_addr).
 ///
 /// [`Endpoint::bind`](crate::Endpoint::bind), [`Endpoint::add_peer`](crate::Endpoint::add_peer),
 /// [`ConnectedEndpoint::connect`](crate::ConnectedEndpoint::connect) and
@@ -20,7 +25,8 @@ use crate::av::ToAddress;
 /// [`AddressVector::insert`](crate::AddressVector::insert) take addresses only: resolve the name
 /// first and choose an address.
 ///
-/// The lookup (`getaddrinfo`) runs on Tokio's blocking threads. Results are not cached.
+/// The lookup (`getaddrinfo`, and the read of the file) runs on Tokio's blocking threads. Results
+/// are not cached.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -30,8 +36,9 @@ use crate::av::ToAddress;
 /// ```
 ///
 /// # Errors
-/// [`Error::NoSuchHost`], with the name, when the host has no address; [`Error::BadAddress`] for
-/// text that is neither an address nor a host name; [`Error::Runtime`] outside of a Tokio runtime.
+/// [`Error::NoSuchHost`], with the name, when the host has no address, or the service no port;
+/// [`Error::BadAddress`] for text that is neither an address nor a name; [`Error::Runtime`] outside
+/// of a Tokio runtime.
 ///
 /// # Cancel safety
 /// Dropping the future drops the result; the blocking thread finishes the lookup.
@@ -126,7 +133,23 @@ async fn resolve_host(
             "host names are resolved on a Tokio runtime, and none is running on this thread",
         ));
     }
-    let found = tokio::net::lookup_host((name.host(), name.port())).await;
+    let port = match name.port() {
+        Port::Number(number) => *number,
+        Port::Service(service) => {
+            let services = spawn_blocking(|| fs::read("/etc/services")).await;
+            let port = services
+                .unwrap_or_else(|panicked| Err(io::Error::other(panicked)))
+                .map_err(|error| format!("/etc/services, with the ports of services: {error}"))
+                .and_then(|services| {
+                    let services = String::from_utf8_lossy(&services);
+                    let protocol = name.scheme().provider();
+                    find_service(&services, service, protocol)
+                        .ok_or_else(|| format!("/etc/services has no {protocol} service {service}"))
+                });
+            port.map_err(no_address)?
+        }
+    };
+    let found = tokio::net::lookup_host((name.host(), port)).await;
     let found = found.map_err(|error| no_address(error.to_string()))?;
     let mut addresses = Vec::new();
     for at in found.filter(|at| is_useful(*at)) {
@@ -143,9 +166,40 @@ async fn resolve_host(
     Ok(addresses)
 }
 
+/// Returns the port of a service in the text of `/etc/services` (`services(5)`): lines of a name,
+/// `PORT/PROTOCOL`, and other names.
+fn find_service(services: &str, name: &str, protocol: &str) -> Option<u16> {
+    services.lines().find_map(|line| {
+        let line = line.split('#').next()?;
+        let mut words = line.split_whitespace();
+        let (first, at) = (words.next()?, words.next()?);
+        let (port, of) = at.split_once('/')?;
+        let is_named = first == name || words.any(|alias| alias == name);
+        (is_named && of == protocol).then(|| port.parse().ok())?
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn services_are_found_by_name_alias_and_protocol() {
+        let services = "# comment\n\nhttp\t80/tcp\t\twww # WorldWideWeb\ndomain 53/tcp\n\
+                        domain 53/udp\nbad x/tcp\nbad 70000/tcp\nlate 7/tcp #echo\n";
+        for (name, protocol, port) in [
+            ("http", "tcp", Some(80)),
+            ("www", "tcp", Some(80)),
+            ("WorldWideWeb", "tcp", None),
+            ("http", "udp", None),
+            ("domain", "udp", Some(53)),
+            ("bad", "tcp", None),
+            ("echo", "tcp", None),
+            ("comment", "tcp", None),
+        ] {
+            assert_eq!(find_service(services, name, protocol), port, "{name}");
+        }
+    }
 
     /// Tries three addresses. The one at the port `decisive` yields what `outcome` makes of it, the
     /// others fail. Returns the result and the ports of the addresses that were tried.

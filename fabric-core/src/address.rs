@@ -145,6 +145,10 @@ impl Address {
                     }
                     None | Some("") => scheme.missing_port_reason(),
                     Some(port) if name.len() == port.len() + 1 => scheme.missing_host_reason(),
+                    Some(port) if port.bytes().any(|byte| byte.is_ascii_alphabetic()) => {
+                        "the port is not a number, nor a service name that this call resolves: \
+                         see `resolve`"
+                    }
                     Some(port) if port.parse::<u16>().is_err() => {
                         "the port, after the last colon, is not a number from 0 to 65535"
                     }
@@ -306,6 +310,28 @@ impl Address {
             Error::BadAddress { why, .. } => bad(why),
             other => Err(other),
         })
+    }
+}
+
+impl TryFrom<SocketAddr> for Address {
+    type Error = Error;
+
+    /// Converts as `fi_sockaddr_in://` does: to an address of [`Scheme::Tcp`]. Calls of a `udp`
+    /// domain that take a `SocketAddr` itself use its scheme.
+    ///
+    /// ```
+    /// # use fabric_core as fabric_async;
+    /// use std::net::SocketAddr;
+    /// let address = fabric_async::Address::try_from(SocketAddr::from(([127, 0, 0, 1], 7000)))?;
+    /// assert_eq!(address.to_string(), "fi_tcp://127.0.0.1:7000");
+    /// # Ok::<(), fabric_async::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Address::new`] with `Scheme::Tcp`.
+    fn try_from(at: SocketAddr) -> Result<Self> {
+        let Self { scheme, name } = Self::from_socket_addr(Scheme::Tcp, at)?;
+        Self::new(scheme, &name)
     }
 }
 

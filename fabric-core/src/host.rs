@@ -1,7 +1,7 @@
-//! Addresses with a host name that is not resolved yet.
+//! Addresses with a host name or a service name that is not resolved yet.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::address::{Address, Scheme};
 use crate::error::Result;
@@ -9,23 +9,50 @@ use crate::error::Result;
 /// The largest length of a host name, in bytes.
 const MAX_HOST_NAME: usize = 253;
 
-/// A host name and a port: `tcp://localhost:7000`. The name must be resolved before an endpoint can
-/// connect to it.
+/// The largest length of a service name, in bytes (RFC 6335: 15; older names are longer).
+const MAX_SERVICE_NAME: usize = 32;
+
+/// A host and a port of which at least one is a name: `tcp://localhost:7000`, `tcp://[::1]:http`.
+/// The names must be resolved before an endpoint can connect.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HostName {
     scheme: Scheme,
+    /// A name, or an IP address.
     host: String,
-    port: u16,
+    port: Port,
+}
+
+/// The port of a [`HostName`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Port {
+    /// Its number.
+    Number(u16),
+    /// The name of a service, as in `services(5)`.
+    Service(String),
+}
+
+impl Port {
+    fn parse(text: &str) -> Option<Self> {
+        if let Ok(number) = text.parse() {
+            return Some(Self::Number(number));
+        }
+        let is_name = text.len() <= MAX_SERVICE_NAME
+            && text.bytes().any(|byte| byte.is_ascii_alphabetic())
+            && (text.bytes()).all(|byte| byte.is_ascii_alphanumeric() || b"-_+.".contains(&byte));
+        is_name.then(|| Self::Service(text.into()))
+    }
 }
 
 impl HostName {
-    /// Parses a host name and port, with the scheme rules of [`Address::parse_for`]. Returns `None`
-    /// when the text names no host: the text is an address or malformed.
+    /// Parses a host and a port with a name, with the scheme rules of [`Address::parse_for`].
+    /// Returns `None` when the text has no name: the text is an address or malformed.
     ///
     /// ```
-    /// use fabric_core::{Scheme, host::HostName};
+    /// use fabric_core::{Scheme, host::{HostName, Port}};
     /// let name = HostName::parse_for("tcp://localhost:7000", Scheme::Tcp).unwrap();
-    /// assert_eq!((name.host(), name.port()), ("localhost", 7000));
+    /// assert_eq!((name.host(), name.port()), ("localhost", &Port::Number(7000)));
+    /// let name = HostName::parse_for("tcp://127.0.0.1:http", Scheme::Tcp).unwrap();
+    /// assert_eq!(name.port(), &Port::Service("http".into()));
     /// assert_eq!(HostName::parse_for("tcp://127.0.0.1:7000", Scheme::Tcp), None);
     /// ```
     #[must_use]
@@ -34,7 +61,17 @@ impl HostName {
         let scheme =
             Scheme::parse_for(scheme, expected).filter(|scheme| scheme.is_socket_addr())?;
         let (host, port) = rest.rsplit_once(':')?;
-        let port = port.parse().ok()?;
+        let port = Port::parse(port)?;
+        let in_brackets = host
+            .strip_prefix('[')
+            .and_then(|host| host.strip_suffix(']'));
+        let is_ip = in_brackets.is_some_and(|host| host.parse::<Ipv6Addr>().is_ok())
+            || host.parse::<Ipv4Addr>().is_ok();
+        if is_ip {
+            let host = in_brackets.unwrap_or(host).into();
+            let is_service = matches!(port, Port::Service(_));
+            return is_service.then_some(Self { scheme, host, port });
+        }
         // A last label without a letter is meant to be an IP address, but is malformed.
         let last = host.strip_suffix('.').unwrap_or(host).rsplit('.').next()?;
         let is_name = host.len() <= MAX_HOST_NAME
@@ -55,7 +92,7 @@ impl HostName {
         self.scheme
     }
 
-    /// Returns the host name.
+    /// Returns the host name, or the IP address without brackets.
     #[must_use]
     pub fn host(&self) -> &str {
         &self.host
@@ -63,8 +100,8 @@ impl HostName {
 
     /// Returns the port.
     #[must_use]
-    pub fn port(&self) -> u16 {
-        self.port
+    pub fn port(&self) -> &Port {
+        &self.port
     }
 
     /// Converts a socket address that the name was resolved to.
@@ -79,15 +116,23 @@ impl HostName {
     }
 }
 
+impl fmt::Display for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Service(name) => f.write_str(name),
+        }
+    }
+}
+
 impl fmt::Display for HostName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "fi_{}://{}:{}",
-            self.scheme.provider(),
-            self.host,
-            self.port
-        )
+        write!(f, "fi_{}://", self.scheme.provider())?;
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
     }
 }
 
@@ -102,6 +147,9 @@ mod tests {
             "fi_tcp://localhost:0",
             "fi_udp://a-b.example.org.:65535",
             "fi_tcp://x_1:7",
+            "fi_tcp://localhost:http",
+            "fi_tcp://127.0.0.1:iso-tsap",
+            "fi_tcp://[::1]:x11-1",
         ] {
             assert_eq!(parse(text).unwrap().to_string(), text);
         }
@@ -120,6 +168,12 @@ mod tests {
             "tcp://1:5",
             "tcp://host",
             "tcp://host:70000",
+            "tcp://127.0.0.1:70000",
+            "tcp://127.0.0.1:-1",
+            "tcp://::1:http",
+            "tcp://[host]:http",
+            "tcp://10.0.0.300:http",
+            "tcp://host:a/b",
             "tcp://:5",
             "tcp://a/b:5",
             "tcp://",

@@ -81,10 +81,13 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// Sets the address of the endpoint (`fi_setname`); a free one by default.
     ///
     /// # Errors
-    /// [`Error::BadAddress`].
+    /// [`Error::BadAddress`], also for an address of an IP version that the
+    /// [address format](crate::info::AddrFormat) of the info excludes.
     #[doc(alias = "fi_setname")]
     pub fn name(mut self, at: impl ToAddress) -> Result<Self> {
-        self.address = Some(self.domain.inner.address(at)?);
+        let address = self.domain.inner.address(at)?;
+        self.info.addr_format.check(&address)?;
+        self.address = Some(address);
         Ok(self)
     }
 

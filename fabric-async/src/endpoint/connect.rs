@@ -285,6 +285,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         timeout: Duration,
     ) -> Result<(UnconnectedEndpoint, Connected)> {
         to.check_peer()?;
+        self.info.addr_format.check(to)?;
         let attempt = self.open_connected(
             to,
             options,

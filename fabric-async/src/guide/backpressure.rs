@@ -131,7 +131,7 @@
 //!
 //! # A peer that takes nothing
 //!
-//! A send has no time limit of its own. Await it with [`tokio::time::timeout`]; a send that has not
+//! A send has no time limit of its own. Await it with `tokio::time::timeout`; a send that has not
 //! begun is withdrawn if it was made with [`cancel_on_drop`](Request::cancel_on_drop). To end one
 //! that has begun, disconnect the peer:
 //!

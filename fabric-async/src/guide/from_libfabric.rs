@@ -22,6 +22,9 @@
 //! | C | here |
 //! |---|---|
 //! | `fi_getinfo` | [`discover`](discover()), with [`Hints`] |
+//! | its `node` and `service` | [`resolve`](crate::resolve()), then [`Hints::dest_addr`], or with `FI_SOURCE` [`Hints::src_addr`] |
+//! | `FI_PROV_ATTR_ONLY` | [`info::providers`] |
+//! | `addr_format`, `struct sockaddr` | [`AddrFormat`], [`SocketAddr`](std::net::SocketAddr) as [`ToAddress`] |
 //! | `fi_getparams`, `FI_PROVIDER` | [`parameters`]; see [environment](super::defaults#environment) |
 //! | `fi_allocinfo`, `fi_dupinfo`, `fi_freeinfo` | [`Hints::new`], `clone`, drop |
 //! | `fi_fabric` | [`Fabric::open`] |
@@ -156,8 +159,7 @@
 //! | area | not there | a hint or call for it |
 //! |---|---|---|
 //! | providers | all but `shm`, `tcp`, `udp`, `sim` (for tests inside one process); dynamically loaded and third-party ones; layered ones (LNX, multi-rail, `ofi_rxd`), peers (`FI_PEER`) | [`Error::UnknownProvider`], [`Error::BadAddress`]; `caps` refused |
-//! | discovery | node and service arguments (hints take numeric addresses), `FI_PROV_ATTR_ONLY`, `fid_nic`, `FI_*` environment variables but `FI_PROVIDER`, hooks | no call |
-//! | `addr_format` | anything but `FI_ADDR_STR`, also over `tcp` and `udp` | refused |
+//! | discovery | `fid_nic`, `FI_*` environment variables but `FI_PROVIDER`, hooks | no call |
 //! | [`Hints::api_version`] above this library's | | refused with `FI_ENODATA`, not `FI_ENOSYS` |
 //! | domain | `fi_set_ops` with another name than `FI_SET_OPS_HMEM_OVERRIDE` | no call |
 //! | thread models | `FI_THREAD_COMPLETION` without locks | served as `FI_THREAD_SAFE`; a [resource domain](crate::resource_domain) for each completion group |

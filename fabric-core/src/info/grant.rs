@@ -21,7 +21,12 @@ pub(super) fn grant(hints: &Hints, offer: &Info) -> Info {
     if hints.mode.contains(Mode::LOCAL_MR) && offer.domain.mr_mode.contains(MrMode::LOCAL) {
         info.mode |= Mode::LOCAL_MR;
     }
-    set_from_hint(&mut info.addr_format, hints.addr_format);
+    if let Some(requested) = hints.addr_format {
+        info.addr_format = offer
+            .addr_format
+            .narrowed_to(requested)
+            .unwrap_or(requested);
+    }
     // A source address with an empty name requests any address; the offer may hold a concrete one.
     if offer.src_addr.is_none()
         || hints

@@ -7,7 +7,9 @@
 //! "Unspecified" is [`None`] and satisfies any rank.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use crate::address::Address;
 use crate::error::{Error, Result};
 
 /// The type of an endpoint (`enum fi_ep_type`).
@@ -259,11 +261,18 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// The address format (`fi_info.addr_format`).
+/// The address format (`fi_info.addr_format`): which addresses an endpoint and the peers of its
+/// domain may have.
+///
+/// Every [`Address`] has a text, so each provider accepts `Str`, which admits all addresses of the
+/// provider. `shm` and `sim` have no other format. The socket addresses of `tcp` and `udp` have the
+/// format `SockaddrIp`; an offer for one network interface has the format of its address. An
+/// application that requests `SockaddrIn` or `SockaddrIn6` gets objects with addresses of this IP
+/// version only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AddrFormat {
-    /// Text: `fi_shm://name`.
+    /// Text: `fi_shm://name`, `fi_tcp://127.0.0.1:7000`.
     #[default]
     #[doc(alias = "FI_ADDR_STR")]
     Str,
@@ -283,10 +292,64 @@ pub enum AddrFormat {
 
 impl AddrFormat {
     /// Returns whether an application that requests the format `requested` can use addresses of
-    /// this format: the same format, or one of which the other is a special case.
+    /// this format: text, the same format, or one of which the other is a special case.
     #[must_use]
     pub fn is_compatible(self, requested: Self) -> bool {
-        self == requested || self.includes(requested) || requested.includes(self)
+        requested == Self::Str || self.narrowed_to(requested).is_some()
+    }
+
+    /// Returns the more special one of two formats of which one includes the other; `None` for
+    /// formats without common addresses.
+    pub(super) fn narrowed_to(self, requested: Self) -> Option<Self> {
+        if self == requested || requested.includes(self) {
+            Some(self)
+        } else {
+            self.includes(requested).then_some(requested)
+        }
+    }
+
+    /// Returns the format of this socket address.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn of_socket_addr(at: SocketAddr) -> Self {
+        if at.is_ipv4() {
+            Self::SockaddrIn
+        } else {
+            Self::SockaddrIn6
+        }
+    }
+
+    /// Returns the loopback address of the format: that of IPv6 for `SockaddrIn6`, else of IPv4.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn loopback(self) -> IpAddr {
+        match self {
+            Self::SockaddrIn6 => Ipv6Addr::LOCALHOST.into(),
+            _ => Ipv4Addr::LOCALHOST.into(),
+        }
+    }
+
+    /// Checks that an address is of the IP version of the format. Formats of both versions, and
+    /// addresses without a socket address, pass.
+    ///
+    /// # Errors
+    /// [`Error::BadAddress`].
+    #[doc(hidden)]
+    pub fn check(self, address: &Address) -> Result<()> {
+        let is_ipv4 = address.socket_addr().map(|at| at.is_ipv4());
+        let why = match (self, is_ipv4) {
+            (Self::SockaddrIn, Some(false)) => {
+                "the info has the address format FI_SOCKADDR_IN: only IPv4 addresses are valid"
+            }
+            (Self::SockaddrIn6, Some(true)) => {
+                "the info has the address format FI_SOCKADDR_IN6: only IPv6 addresses are valid"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::BadAddress {
+            text: address.to_string(),
+            why,
+        })
     }
 
     /// Returns whether `other` is a special case of this format.
@@ -319,6 +382,8 @@ mod tests {
         for (offer, requested, compatible) in [
             (Str, Str, true),
             (Str, Sockaddr, false),
+            (SockaddrIp, Str, true),
+            (SockaddrIn6, Str, true),
             (Sockaddr, SockaddrIn, true),
             (SockaddrIn, Sockaddr, true),
             (SockaddrIp, SockaddrIn6, true),

@@ -41,6 +41,8 @@ mod mismatch;
 mod mr_mode;
 mod negotiate;
 
+use std::fmt::Display;
+
 use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, Mode};
@@ -169,13 +171,19 @@ pub fn check_domain((provider, fabric): (&str, &str), info: &Info) -> Result<()>
 /// # Errors
 /// [`Error::Invalid`], with the first attribute that the domain does not serve.
 pub fn check_child(of_domain: &Info, info: &Info) -> Result<()> {
-    negotiate::check_domain_attr(&Hints::from(info), of_domain).map_err(|mismatch| Error::Invalid {
+    let refused = |attribute, stated: &dyn Display, opened_with: &dyn Display| Error::Invalid {
         what: "info",
         why: format!(
-            "the info states {} {}, but the domain was opened with {}",
-            mismatch.attribute, mismatch.requested, mismatch.offered
+            "the info states {attribute} {stated}, but the domain was opened with {opened_with}"
         ),
-    })
+    };
+    let (format, of_peers) = (info.addr_format, of_domain.addr_format);
+    if of_peers != AddrFormat::Str && !of_peers.is_compatible(format) {
+        let (format, of_peers) = (format!("{format:?}"), format!("{of_peers:?}"));
+        return Err(refused("addr_format", &format, &of_peers));
+    }
+    negotiate::check_domain_attr(&Hints::from(info), of_domain)
+        .map_err(|mismatch| refused(mismatch.attribute, &mismatch.requested, &mismatch.offered))
 }
 
 #[cfg(test)]
@@ -230,6 +238,16 @@ mod tests {
             ),
         ] {
             assert!(error.contains(attribute), "{attribute}: {error}");
+        }
+        // A format that has no address in common.
+        let mut info = of_domain.clone();
+        of_domain.addr_format = AddrFormat::SockaddrIn;
+        info.addr_format = AddrFormat::SockaddrIn6;
+        let error = check_child(&of_domain, &info).unwrap_err();
+        assert!(error.to_string().contains("addr_format SockaddrIn6"));
+        for format in [AddrFormat::Str, AddrFormat::SockaddrIp] {
+            info.addr_format = format;
+            assert_eq!(check_child(&of_domain, &info), Ok(()));
         }
         // The open instance is not an attribute.
         let mut info = of_domain.clone();

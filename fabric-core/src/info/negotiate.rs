@@ -129,18 +129,18 @@ fn check_addresses(hints: &Hints, offer: &Info) -> CheckResult {
         ("src_addr", &hints.src_addr),
         ("dest_addr", &hints.dest_addr),
     ] {
-        if let Some(address) = address
-            && !address
-                .scheme()
-                .provider()
-                .eq_ignore_ascii_case(&offer.fabric.provider)
+        let Some(address) = address else { continue };
+        let offered_provider = &offer.fabric.provider;
+        if !(address.scheme().provider()).eq_ignore_ascii_case(offered_provider) {
+            let offered = "only its own address format";
+            return mismatch(offer, attribute, address.to_string(), offered);
+        }
+        // The offer may have the other IP version: the checks below are for this case.
+        if let Some(requested) = hints.addr_format
+            && requested.check(address).is_err()
         {
-            return mismatch(
-                offer,
-                attribute,
-                address.to_string(),
-                "only its own address format",
-            );
+            let offered = format!("the requested format {requested:?}");
+            return mismatch(offer, attribute, address.to_string(), offered);
         }
     }
     // An offer for one network interface holds the interface's address.

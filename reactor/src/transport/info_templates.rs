@@ -4,6 +4,8 @@ use fabric_core::flags::{Caps, MrMode, OpFlags};
 use fabric_core::info::{AvType, EpType, Info, Version};
 use fabric_core::transport::MAX_PRIVATE_DATA;
 
+/// The version of every provider.
+pub(crate) const PROVIDER_VERSION: Version = Version::new(0, 1);
 /// The objects of a class that a domain may have: any number, up to the limits of the system.
 const UNLIMITED: usize = usize::MAX;
 /// Number of transmit and receive contexts that share nothing but the lock of the domain, and of
@@ -19,7 +21,7 @@ const MR_IOV_LIMIT: usize = 4;
 /// Returns an info for untagged messages (`FI_MSG`). Fabric and domain have the provider's name.
 pub(super) fn base_info(provider: &str, caps: Caps) -> Info {
     let mut info = Info::template(provider, provider, provider);
-    info.fabric.provider_version = Version::new(0, 1);
+    info.fabric.provider_version = PROVIDER_VERSION;
     let msg_caps = Caps::MSG | Caps::MSG_DIRECTIONS | Caps::SOURCE | Caps::SOURCE_ERR;
     info.caps = caps | msg_caps | Caps::HMEM;
     info.domain.caps = caps & (Caps::LOCAL_COMM | Caps::REMOTE_COMM);

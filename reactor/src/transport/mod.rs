@@ -14,7 +14,7 @@
 mod connected_peer;
 mod held_connections;
 mod inbound_limits;
-mod info_templates;
+pub(crate) mod info_templates;
 mod net;
 mod peer_keys;
 pub mod shm;

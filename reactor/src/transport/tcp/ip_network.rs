@@ -1,6 +1,6 @@
 //! The network of the provider `tcp`: the Internet protocols of the kernel.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use fabric_core::info::Info;
 use fabric_core::{Address, Result, Scheme};
@@ -43,7 +43,7 @@ impl Network for IpNetwork {
 }
 
 /// Returns the address to listen at: `at`, or else any port of the offer's source address, or else
-/// any port of the IPv4 loopback address.
+/// any port of the loopback address of the info's address format.
 ///
 /// # Errors
 /// `at` has another scheme than `tcp`.
@@ -53,7 +53,7 @@ fn listen_address(info: &Info, at: Option<&Address>) -> Result<SocketAddr> {
     }
     let offered = info.src_addr.as_ref().and_then(Address::socket_addr);
     let any_port = SocketAddr::new(
-        offered.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |offered| offered.ip()),
+        offered.map_or(info.addr_format.loopback(), |offered| offered.ip()),
         0,
     );
     Ok(at.and_then(Address::socket_addr).unwrap_or(any_port))

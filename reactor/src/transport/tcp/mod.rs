@@ -37,7 +37,7 @@ mod socket;
 use std::sync::Arc;
 
 use fabric_core::flags::{Access, Caps, MsgOrder, OpFlags};
-use fabric_core::info::{Hints, Info, Protocol};
+use fabric_core::info::{AddrFormat, Hints, Info, Protocol};
 use fabric_core::mr::{LocalMemory, RegionMemory};
 use fabric_core::tcp::{MAX_MESSAGE, MAX_RMA_IOV};
 use fabric_core::transport::{
@@ -74,12 +74,15 @@ impl Transport for TcpTransport {
     /// that connect with RXM.
     fn offers(&self, _: &Hints) -> Result<Vec<Info>> {
         let mut any = rdm_info("tcp", Caps::LOCAL_COMM | Caps::REMOTE_COMM);
+        any.addr_format = AddrFormat::SockaddrIp;
         any.ep.protocol = Some(Protocol::Tcp);
         any.ep.protocol_version = 3;
         let with_network = |network: InterfaceAddress| {
             let mut info = any.clone();
             info.fabric.name = network.to_string();
-            info.src_addr = Address::from_socket_addr(Scheme::Tcp, (network.ip, 0).into()).ok();
+            let source = (network.ip, 0).into();
+            info.addr_format = AddrFormat::of_socket_addr(source);
+            info.src_addr = Address::from_socket_addr(Scheme::Tcp, source).ok();
             info.domain.name = network.interface;
             info
         };

@@ -1,7 +1,7 @@
 //! Datagram endpoints: a socket, the sockets of its multicast groups, and a receive queue.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ pub(super) struct UdpEndpoint {
 }
 
 impl UdpEndpoint {
-    /// Opens an endpoint, at the given address or at any port of the IPv4 loopback address.
+    /// Opens an endpoint, at the given address or at any port of a loopback address.
     ///
     /// # Errors
     /// The address is a multicast address, or the error of the operating system.
@@ -81,7 +81,7 @@ impl UdpEndpoint {
         (at, config): (Option<&Address>, SocketConfig),
         wait_set: Arc<dyn WaitSet>,
     ) -> Result<Self> {
-        let loopback = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+        let loopback = SocketAddr::new(info.addr_format.loopback(), 0);
         let at = at.and_then(Address::socket_addr).unwrap_or(loopback);
         if at.ip().is_multicast() {
             let why =

@@ -30,7 +30,7 @@ mod socket;
 use std::sync::Arc;
 
 use fabric_core::flags::{Caps, OpFlags};
-use fabric_core::info::{EpType, Hints, Info, Protocol};
+use fabric_core::info::{AddrFormat, EpType, Hints, Info, Protocol};
 use fabric_core::transport::{
     DomainConfig, DomainResources, EndpointContext, EngineContext, ModelSettings, OpenDomain,
     Transport, TransportDomain, TransportEndpoint, WaitSet,
@@ -57,6 +57,7 @@ impl Transport for UdpTransport {
             "udp",
             Caps::MULTICAST | Caps::LOCAL_COMM | Caps::REMOTE_COMM,
         );
+        info.addr_format = AddrFormat::SockaddrIp;
         info.ep.ep_type = EpType::Dgram;
         info.ep.protocol = Some(Protocol::Udp);
         info.ep.max_msg_size = MAX_MESSAGE;
