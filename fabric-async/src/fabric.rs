@@ -125,16 +125,15 @@ impl Fabric {
         close_object(self, |fabric| &fabric.inner.node).map(drop)
     }
 
-    /// Checks that the fabric is open, that `info` is of this fabric and that the provider offers
-    /// everything that `info` asks for: the first step of creating a domain or an endpoint.
+    /// Checks that the fabric is open, that `info` is of this fabric and that the provider serves
+    /// every value of `info`: the first step of creating a domain or an endpoint.
     pub(crate) fn check_info(&self, info: &Info) -> Result<()> {
         self.inner.node.check_open()?;
         info::check_domain((self.inner.transport.name(), &self.inner.attr.name), info)?;
-        let wanted = Hints::from(info);
         let mut mismatches = Vec::new();
-        for offer in self.inner.transport.offers(&wanted)? {
-            match info::negotiate(&wanted, &offer) {
-                Ok(_) => return Ok(()),
+        for offer in self.inner.transport.offers(&Hints::from(info))? {
+            match info::check_passed_back(info, &offer) {
+                Ok(()) => return Ok(()),
                 Err(mismatch) => mismatches.push(mismatch),
             }
         }

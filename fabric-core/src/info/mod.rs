@@ -31,6 +31,7 @@
 //! | `negotiate` | the check, attribute by attribute, in libfabric's order |
 //! | `mr_mode` | memory registration mode bits |
 //! | `grant` | adjustment of a satisfying offer to the hints |
+//! | `passed_back` | the check of an info that an object is opened from |
 //! | `mismatch` | reasons why an offer does not satisfy the hints |
 
 mod attr;
@@ -40,6 +41,7 @@ mod level;
 mod mismatch;
 mod mr_mode;
 mod negotiate;
+mod passed_back;
 
 use std::fmt::Display;
 
@@ -56,6 +58,7 @@ pub use level::{
 };
 pub use mismatch::{Mismatch, NoMatch};
 pub use negotiate::{negotiate, select};
+pub use passed_back::check_passed_back;
 
 /// A description of a domain and its endpoints: a provider's offer, or the result of negotiating it
 /// with hints.
