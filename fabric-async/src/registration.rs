@@ -120,7 +120,6 @@ impl MrRegistration {
         node.attach_to_parent()?;
         let opened = domain.engine.open_region(memory.clone(), base, access, key);
         let key = opened.inspect_err(|_| node.detach_from_parent())?;
-        memory.on_registered();
         let remote_key = if domain.info.domain.mr_mode.contains(MrMode::RAW) {
             RemoteRegion::KEY_NOTAVAIL
         } else {

@@ -107,8 +107,10 @@ pub trait RegionMemory: Any + Debug + Send + Sync {
         Ok(())
     }
 
-    /// Handles that the memory was registered, and not refused.
-    fn on_registered(&self) {}
+    /// Prepares the memory for peers. The table of regions calls it when it cannot refuse the
+    /// registration any more, before a peer can look up the key. The caller holds locks, so the
+    /// call must be short.
+    fn prepare_for_peers(&self) {}
 
     /// Returns whether peers reach the memory only through its owner's process.
     fn is_served_by_owner(&self) -> bool {

@@ -136,7 +136,8 @@ impl RegionTable {
             is_enabled: false,
         };
         let key = *slot.key();
-        slot.insert(entry);
+        // Peers look up keys under the lock of the table, which the caller holds.
+        slot.insert(entry).region.memory.prepare_for_peers();
         Ok(key)
     }
 
@@ -279,9 +280,11 @@ impl RegionTable {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::super::LocalMemory;
     use super::*;
+    use crate::atomic::{AtomicOp, Datatype};
 
     #[test]
     fn keys_are_unique_and_reusable_after_removal() {
@@ -310,6 +313,82 @@ mod tests {
         assert_eq!(table.get(7).map(|region| region.memory.len()), Some(100));
         assert!(table.remove(7).is_some() && table.get(7).is_none() && table.remove(7).is_none());
         assert!(table.insert(memory(), 0, Access::READ, Some(7)).is_ok());
+    }
+
+    /// Memory that counts how often it was prepared for peers.
+    #[derive(Debug)]
+    struct CountingMemory {
+        memory: LocalMemory,
+        prepared: AtomicUsize,
+    }
+
+    impl RegionMemory for CountingMemory {
+        fn len(&self) -> usize {
+            self.memory.len()
+        }
+
+        fn read(&self, at: usize, out: &mut [u8]) {
+            self.memory.read(at, out);
+        }
+
+        fn write(&self, at: usize, bytes: &[u8]) {
+            self.memory.write(at, bytes);
+        }
+
+        fn execute_atomic(
+            &self,
+            at: usize,
+            op: AtomicOp,
+            datatype: Datatype,
+            operand: u128,
+            comparand: u128,
+        ) -> u128 {
+            (self.memory).execute_atomic(at, op, datatype, operand, comparand)
+        }
+
+        fn close(&self) {
+            self.memory.close();
+        }
+
+        fn is_open(&self) -> bool {
+            self.memory.is_open()
+        }
+
+        fn prepare_for_peers(&self) {
+            self.prepared.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A key that peers can look up stands for memory that is prepared for them, and the memory of
+    /// a refused registration is not prepared.
+    #[test]
+    fn memory_is_prepared_by_the_insertion_that_publishes_its_key() {
+        let memory = Arc::new(CountingMemory {
+            memory: LocalMemory::new(100).unwrap(),
+            prepared: AtomicUsize::new(0),
+        });
+        let prepared = || memory.prepared.load(Ordering::Relaxed);
+        let mut table = RegionTable::default();
+        for (access, key) in [(Access::empty(), None), (Access::READ, Some(KEY_NOTAVAIL))] {
+            assert!(table.insert(memory.clone(), 0, access, key).is_err());
+        }
+        assert_eq!(prepared(), 0);
+        for count in 1..=2 {
+            let inserted = table.insert(memory.clone(), 0, Access::READ, Some(count));
+            assert_eq!((inserted, prepared()), (Ok(count), count as usize));
+            assert!(
+                table
+                    .insert(memory.clone(), 0, Access::READ, Some(count))
+                    .is_err()
+            );
+        }
+        let mut table = RegionTable::new(MrMode::PROV_KEY);
+        assert!(
+            table
+                .insert(memory.clone(), 0, Access::READ, Some(7))
+                .is_err()
+        );
+        assert_eq!(prepared(), 2);
     }
 
     #[test]

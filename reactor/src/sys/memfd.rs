@@ -192,9 +192,12 @@ pub(crate) fn seal_for_peers(memory: &OwnedFd, writable: bool) -> bool {
         true => SealFlags::SEAL,
         false => SealFlags::FUTURE_WRITE | SealFlags::SEAL,
     };
-    // Fails if another registration has prevented further seals.
-    let _ = rustix::fs::fcntl_add_seals(memory, added);
-    let seals = rustix::fs::fcntl_get_seals(memory).unwrap_or(SealFlags::empty());
+    let seals = || rustix::fs::fcntl_get_seals(memory).unwrap_or(SealFlags::empty());
+    // Final seals are not added to: that would fail, and wait for peers that change the file.
+    if !seals().contains(SealFlags::SEAL) {
+        let _ = rustix::fs::fcntl_add_seals(memory, added);
+    }
+    let seals = seals();
     let has_right = if writable {
         !seals.intersects(NO_WRITES) && file_system(memory) == Ok(FileSystem::Tmpfs)
     } else {

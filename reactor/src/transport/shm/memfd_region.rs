@@ -202,7 +202,7 @@ impl RegionMemory for MemfdRegion {
 
     /// Seals the memory for the rights of the region. Seals are final, so a refused registration
     /// adds none.
-    fn on_registered(&self) {
+    fn prepare_for_peers(&self) {
         let seal = || memfd::seal_for_peers(&self.memory.fd, self.is_writable);
         self.is_mappable.get_or_init(seal);
     }
@@ -235,7 +235,7 @@ mod tests {
     /// Returns a registered region.
     fn registered(memory: &Memfd, access: Access) -> Arc<dyn RegionMemory> {
         let region = memfd_region(memory, access).unwrap();
-        region.on_registered();
+        region.prepare_for_peers();
         region
     }
 
