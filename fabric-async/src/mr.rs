@@ -9,7 +9,7 @@ use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, AtomicType};
 use fabric_core::buf::{Payload, RegionBuf, restore_buffer};
 use fabric_core::completion::Failed;
 use fabric_core::flags::{Access, CounterBind};
-use fabric_core::mr::{RegionMemory, check_range};
+use fabric_core::mr::{RegionBytes, RegionMemory, check_range};
 use fabric_core::{Error, Result};
 use fabric_reactor::{Memfd, memfd_region};
 
@@ -266,12 +266,12 @@ impl<B: RegionBuf, M: ThreadModel> RegionSource<MemoryRegion<B, M>, Failed<B>> f
 }
 
 /// Copies the bytes of a buffer, or of its segments one after the other, to a region.
-fn copy_to_region(bytes: Payload<'_>, memory: &dyn RegionMemory) {
+fn copy_to_region(bytes: Payload<'_>, memory: &dyn RegionBytes) {
     bytes.for_each(|at, piece| memory.write(at, piece));
 }
 
 /// Copies the bytes of a region back to its buffer, or to its segments.
-fn fill_from_region<B: RegionBuf>(buf: B, memory: &dyn RegionMemory) -> B {
+fn fill_from_region<B: RegionBuf>(buf: B, memory: &dyn RegionBytes) -> B {
     let mut any = buf.into_any();
     let mut at = 0;
     for segment in any.segments_mut() {
@@ -294,7 +294,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     }
 
     /// Returns the memory of the region.
-    fn memory(&self) -> &dyn RegionMemory {
+    fn memory(&self) -> &dyn RegionBytes {
         &*self.registration.memory
     }
 
@@ -511,7 +511,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
 /// Executes an atomic operation on one value of a region, and returns the previous value. `offset`
 /// is in bytes.
 pub(crate) fn execute_atomic<T: AtomicType>(
-    memory: &dyn RegionMemory,
+    memory: &dyn RegionBytes,
     offset: usize,
     op: AtomicOp,
     operand: T,

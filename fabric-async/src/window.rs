@@ -1,11 +1,11 @@
 //! Remote windows: a peer's memory region mapped into this process.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use fabric_core::atomic::{AtomicOp, AtomicType};
 use fabric_core::flags::Access;
-use fabric_core::mr::{DirectRegion, RegionMemory, check_access, check_range};
+use fabric_core::mr::{DirectRegion, RegionBytes, check_access, check_range};
 use fabric_core::{Error, Result};
 
 use crate::mr::execute_atomic;
@@ -53,7 +53,9 @@ use crate::mr::execute_atomic;
 #[doc(alias = "shmem_ptr")]
 pub struct RemoteWindow {
     key: u64,
-    memory: Arc<dyn RegionMemory>,
+    memory: Arc<dyn RegionBytes>,
+    /// The error of accesses after the end of the connection to the owner; unset before.
+    disconnected: Arc<OnceLock<Error>>,
     /// Length of the region in bytes, which never changes.
     len: usize,
     access: Access,
@@ -66,6 +68,7 @@ impl RemoteWindow {
             key,
             len: region.memory.len(),
             memory: region.memory,
+            disconnected: region.disconnected,
             access: region.access,
         }
     }
@@ -97,7 +100,7 @@ impl RemoteWindow {
     /// Returns whether the region is reachable.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.memory.is_open()
+        self.memory.is_open() && self.disconnected.get().is_none()
     }
 
     /// Copies bytes into the region. Eight bytes at a multiple of eight are written as one word. In
@@ -172,7 +175,8 @@ impl RemoteWindow {
     /// Returns why the region is unreachable.
     #[cold]
     fn closed_error(&self) -> Error {
-        self.memory.disconnect_error().unwrap_or(Error::Key {
+        let disconnected = self.disconnected.get();
+        disconnected.cloned().unwrap_or(Error::Key {
             key: self.key,
             why: "was revoked by its owner",
         })
@@ -182,7 +186,7 @@ impl RemoteWindow {
     #[inline]
     fn check(&self, wanted: Access) -> Result<()> {
         check_access(self.key, self.access, wanted)?;
-        if self.memory.is_open() {
+        if self.is_open() {
             return Ok(());
         }
         Err(self.closed_error())

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::{RegionMemory, assert_aligned};
+use super::{RegionBytes, RegionMemory, assert_aligned};
 use crate::atomic::{AtomicOp, Datatype, bits_at};
 use crate::buf::AnyBuf;
 use crate::error::{Error, Result};
@@ -195,7 +195,7 @@ impl RegisteredMemory {
     }
 }
 
-impl RegionMemory for RegisteredMemory {
+impl RegionBytes for RegisteredMemory {
     fn len(&self) -> usize {
         self.len
     }
@@ -240,12 +240,14 @@ impl RegionMemory for RegisteredMemory {
         old
     }
 
-    fn close(&self) {
-        self.lock().closed = true;
-    }
-
     fn is_open(&self) -> bool {
         self.lock().check_open(&self.segment_lens)
+    }
+}
+
+impl RegionMemory for RegisteredMemory {
+    fn close(&self) {
+        self.lock().closed = true;
     }
 
     fn address(&self) -> u64 {
@@ -268,10 +270,6 @@ impl RegionMemory for RegisteredMemory {
         let mut state = self.lock();
         state.note_addresses(&self.segment_lens);
         state.moves
-    }
-
-    fn is_served_by_owner(&self) -> bool {
-        true
     }
 
     fn begin_access(&self) -> bool {

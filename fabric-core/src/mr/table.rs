@@ -282,7 +282,7 @@ mod tests {
     use std::collections::HashSet;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use super::super::LocalMemory;
+    use super::super::{LocalMemory, RegionBytes};
     use super::*;
     use crate::atomic::{AtomicOp, Datatype};
 
@@ -322,7 +322,7 @@ mod tests {
         prepared: AtomicUsize,
     }
 
-    impl RegionMemory for CountingMemory {
+    impl RegionBytes for CountingMemory {
         fn len(&self) -> usize {
             self.memory.len()
         }
@@ -346,12 +346,18 @@ mod tests {
             (self.memory).execute_atomic(at, op, datatype, operand, comparand)
         }
 
+        fn is_open(&self) -> bool {
+            self.memory.is_open()
+        }
+    }
+
+    impl RegionMemory for CountingMemory {
         fn close(&self) {
             self.memory.close();
         }
 
-        fn is_open(&self) -> bool {
-            self.memory.is_open()
+        fn address(&self) -> u64 {
+            self.memory.address()
         }
 
         fn prepare_for_peers(&self) {

@@ -561,7 +561,7 @@ fn access_waits_while_owner_holds_the_buffer() {
         assert_eq!(initiator.outcome(op).unwrap().error.is_none(), !closes);
         let mut bytes = [0; 2];
         if !closes {
-            fabric_core::mr::RegionMemory::read(&*memory, 0, &mut bytes);
+            fabric_core::mr::RegionBytes::read(&*memory, 0, &mut bytes);
             assert_eq!(&bytes, b"cd");
         }
     }

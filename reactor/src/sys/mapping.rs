@@ -31,7 +31,7 @@ use std::sync::atomic::{self, AtomicU8, AtomicU16, Ordering, fence};
 
 use fabric_core::atomic::{AtomicCell, AtomicOp, Datatype};
 use fabric_core::buf::CopySource;
-use fabric_core::mr::RegionMemory;
+use fabric_core::mr::RegionBytes;
 use fabric_core::{Error, Result};
 use portable_atomic::AtomicU128;
 use rustix::io::Errno;
@@ -232,6 +232,11 @@ impl SharedMapping {
         std::ptr::eq(self.body.start.as_ptr(), bytes.as_ptr()) && bytes.len() <= self.body.len
     }
 
+    /// Returns the virtual address of the first byte of the body.
+    pub(crate) fn address(&self) -> u64 {
+        self.body.start.addr().get() as u64
+    }
+
     /// Stores in the validity word whether the memory is valid, with release.
     ///
     /// # Panics
@@ -301,7 +306,7 @@ impl SharedMapping {
     }
 }
 
-impl RegionMemory for SharedMapping {
+impl RegionBytes for SharedMapping {
     fn len(&self) -> usize {
         self.body.len
     }
@@ -395,19 +400,12 @@ impl RegionMemory for SharedMapping {
         ))
     }
 
-    // Only the owner of the memory closes it.
-    fn close(&self) {}
-
     #[inline]
     fn is_open(&self) -> bool {
         // SAFETY: the word is only loaded, relaxed.
         let valid = unsafe { self.validity() }.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         valid == 1
-    }
-
-    fn address(&self) -> u64 {
-        self.body.start.addr().get() as u64
     }
 }
 

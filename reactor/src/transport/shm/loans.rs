@@ -331,7 +331,7 @@ fn new_loan(chunk: Arc<LoanChunk>, state: u64, len: usize) -> Loan {
 
 impl LoanChunk {
     fn len(&self) -> usize {
-        fabric_core::mr::RegionMemory::len(&self.memory)
+        fabric_core::mr::RegionBytes::len(&self.memory)
     }
 
     /// Returns the memory, whose descriptor is passed to the peer.

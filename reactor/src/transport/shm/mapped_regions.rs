@@ -17,14 +17,11 @@
 
 use std::sync::{Arc, OnceLock};
 
-use fabric_core::atomic::{AtomicOp, Datatype};
 use fabric_core::buf::{AnyBuf, CopySource, Payload};
 use fabric_core::completion::OpKind;
 use fabric_core::extension::ShmInfo;
 use fabric_core::flags::Access;
-use fabric_core::mr::{
-    DirectRegion, RegionMemory, check_access, check_range, execute_atomic_array,
-};
+use fabric_core::mr::{DirectRegion, RegionBytes, check_access, check_range, execute_atomic_array};
 use fabric_core::transport::{RmaIov, TxOp};
 use fabric_core::tree::Class;
 use fabric_core::{Error, Result};
@@ -72,15 +69,7 @@ pub(crate) struct MappedRegions {
     last_used: usize,
     /// Map requests by key; few at a time.
     map_requests: Vec<(u64, MapRequest)>,
-    /// Error of handles after the end of the connection; unset before.
-    disconnected: Arc<OnceLock<Error>>,
-}
-
-/// A mapped region held by the application, which may outlive the connection.
-#[derive(Debug)]
-struct MappedRegionHandle {
-    mapping: Arc<SharedMapping>,
-    /// `MappedRegions::disconnected` of the connection.
+    /// The error of handles of the application after the end of the connection; unset before.
     disconnected: Arc<OnceLock<Error>>,
 }
 
@@ -129,12 +118,9 @@ impl MappedRegions {
         if region.rma_events {
             return Err(DirectRegion::NEEDS_RMA_EVENTS);
         }
-        let memory = Arc::new(MappedRegionHandle {
-            mapping: region.mapping.clone(),
-            disconnected,
-        });
         Ok(Some(DirectRegion {
-            memory,
+            memory: region.mapping.clone(),
+            disconnected,
             access: region.access,
         }))
     }
@@ -243,47 +229,6 @@ impl MappedRegions {
 impl Drop for MappedRegions {
     fn drop(&mut self) {
         self.end(&Error::Closed(Class::Endpoint));
-    }
-}
-
-impl RegionMemory for MappedRegionHandle {
-    fn len(&self) -> usize {
-        self.mapping.len()
-    }
-
-    fn read(&self, at: usize, out: &mut [u8]) {
-        self.mapping.read(at, out);
-    }
-
-    fn write(&self, at: usize, bytes: &[u8]) {
-        self.mapping.write(at, bytes);
-    }
-
-    fn execute_atomic(
-        &self,
-        at: usize,
-        op: AtomicOp,
-        datatype: Datatype,
-        operand: u128,
-        comparand: u128,
-    ) -> u128 {
-        self.mapping
-            .execute_atomic(at, op, datatype, operand, comparand)
-    }
-
-    fn check_atomic(&self, datatype: Datatype) -> Result<()> {
-        self.mapping.check_atomic(datatype)
-    }
-
-    // Only the owner closes a region.
-    fn close(&self) {}
-
-    fn is_open(&self) -> bool {
-        self.mapping.is_open() && self.disconnected.get().is_none()
-    }
-
-    fn disconnect_error(&self) -> Option<Error> {
-        self.disconnected.get().cloned()
     }
 }
 

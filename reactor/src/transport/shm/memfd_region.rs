@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 
 use fabric_core::atomic::{AtomicOp, Datatype};
 use fabric_core::flags::Access;
-use fabric_core::mr::RegionMemory;
+use fabric_core::mr::{RegionBytes, RegionMemory};
 use fabric_core::{Error, Result};
 
 use super::shared_memory::SharedMemory;
@@ -157,13 +157,15 @@ pub(crate) struct MemfdRegion {
 }
 
 impl MemfdRegion {
-    /// Returns the descriptors to grant to peers: of the memory, and of its head.
-    pub(crate) fn fds(&self) -> (BorrowedFd<'_>, BorrowedFd<'_>) {
-        (self.memory.granted.as_fd(), self.head.fd())
+    /// Returns the descriptors to grant to peers: of the memory, and of its head. `None` if peers
+    /// cannot map the memory.
+    pub(crate) fn mappable_fds(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
+        let is_mappable = self.is_mappable.get() == Some(&true);
+        is_mappable.then(|| (self.memory.granted.as_fd(), self.head.fd()))
     }
 }
 
-impl RegionMemory for MemfdRegion {
+impl RegionBytes for MemfdRegion {
     fn len(&self) -> usize {
         self.memory.mapping.len()
     }
@@ -188,12 +190,14 @@ impl RegionMemory for MemfdRegion {
         mapping.execute_atomic(at, op, datatype, operand, comparand)
     }
 
-    fn close(&self) {
-        self.head.close();
-    }
-
     fn is_open(&self) -> bool {
         self.head.is_open()
+    }
+}
+
+impl RegionMemory for MemfdRegion {
+    fn close(&self) {
+        self.head.close();
     }
 
     fn address(&self) -> u64 {
@@ -206,17 +210,13 @@ impl RegionMemory for MemfdRegion {
         let seal = || memfd::seal_for_peers(&self.memory.fd, self.is_writable);
         self.is_mappable.get_or_init(seal);
     }
-
-    fn is_served_by_owner(&self) -> bool {
-        self.is_mappable.get() != Some(&true)
-    }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, SealFlags, SeekFrom};
 
-    use super::super::shared_memory::map_body_from_peer;
+    use super::super::shared_memory::{grantable, map_body_from_peer};
     use super::*;
 
     const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
@@ -239,9 +239,10 @@ mod tests {
         region
     }
 
-    fn as_region(region: &Arc<dyn RegionMemory>) -> &MemfdRegion {
-        let region: &dyn std::any::Any = &**region;
-        region.downcast_ref().unwrap()
+    /// Returns the descriptors of a region that peers map.
+    fn granted_fds(region: &Arc<dyn RegionMemory>) -> (BorrowedFd<'_>, BorrowedFd<'_>) {
+        let (memory, head) = grantable(&**region).unwrap();
+        (memory, head.unwrap())
     }
 
     #[test]
@@ -290,7 +291,7 @@ mod tests {
         let memory = Memfd::create(10_000).unwrap();
         let regions = [(); 2].map(|()| registered(&memory, READ_WRITE));
         let mappings = regions.each_ref().map(|region| {
-            let (memory, head) = as_region(region).fds();
+            let (memory, head) = granted_fds(region);
             map_body_from_peer(memory, head, 10_000, true).unwrap()
         });
         mappings[0].write(9_000, b"seen by all");
@@ -318,8 +319,7 @@ mod tests {
     fn memory_without_remote_write_cannot_be_written_by_peers() {
         let memory = Memfd::create(10_000).unwrap();
         let region = registered(&memory, Access::REMOTE_READ);
-        assert!(!region.is_served_by_owner());
-        let (fd, head) = as_region(&region).fds();
+        let (fd, head) = granted_fds(&region);
         let refused = map_body_from_peer(fd, head, 10_000, true).unwrap_err();
         assert_eq!(refused, "grants memory that cannot be mapped");
         assert!(map_body_from_peer(fd, head, 10_000, false).is_ok());
@@ -328,7 +328,7 @@ mod tests {
         assert!(rustix::io::pwrite(fd, b"x", 0).is_err());
         region.write(0, b"the owner writes");
         let writable = registered(&memory, READ_WRITE);
-        assert!(writable.is_served_by_owner(), "the seals are final");
+        assert!(grantable(&*writable).is_none(), "the seals are final");
     }
 
     /// Flags and the position belong to the open file description: those of the program's
@@ -337,7 +337,7 @@ mod tests {
     fn peers_do_not_share_the_open_file_description() {
         let memory = Memfd::create(10_000).unwrap();
         let region = registered(&memory, Access::REMOTE_READ);
-        let (granted, _) = as_region(&region).fds();
+        let (granted, _) = granted_fds(&region);
         rustix::fs::fcntl_setfl(granted, OFlags::APPEND).unwrap();
         rustix::fs::seek(granted, SeekFrom::Start(9)).unwrap();
         assert_eq!(rustix::fs::tell(&memory), Ok(0));
@@ -352,7 +352,7 @@ mod tests {
     fn grants_of_other_memory_are_refused() {
         let memory = Memfd::create(10_000).unwrap();
         let region = registered(&memory, READ_WRITE);
-        let (fd, head) = as_region(&region).fds();
+        let (fd, head) = granted_fds(&region);
         let refused = |body: &dyn AsFd, head: &dyn AsFd, len| {
             map_body_from_peer(body.as_fd(), head.as_fd(), len, true).unwrap_err()
         };

@@ -22,7 +22,7 @@ use fabric_core::atomic::{AtomicCall, AtomicSpec, MAX_ATOMIC_BYTES};
 use fabric_core::buf::{CopySource, Payload};
 use fabric_core::completion::OpKind;
 use fabric_core::flags::Access;
-use fabric_core::mr::{AccessError, PeerAccess, RegionMemory, execute_atomic_array};
+use fabric_core::mr::{AccessError, PeerAccess, RegionBytes, execute_atomic_array};
 use fabric_core::transport::{EndpointContext, EngineContext, RmaIov};
 
 use super::shared_memory::SharedMemory;

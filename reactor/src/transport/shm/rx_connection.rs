@@ -20,7 +20,7 @@ use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
 use fabric_core::extension::ShmInfo;
 use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
-use fabric_core::mr::RegionMemory;
+use fabric_core::mr::RegionBytes;
 use fabric_core::rx::PlainDelivery;
 use fabric_core::stats::OpStats;
 use fabric_core::transport::{
@@ -210,7 +210,7 @@ impl RxConnection {
         let loans = self.loan_mappings.iter();
         info.loan_bytes += loans.map(|(_, loan)| loan.len()).sum::<usize>();
         info.bounce_buffers += usize::from(self.rma_bounce.is_some());
-        info.bounce_bytes += self.rma_bounce.as_ref().map_or(0, RegionMemory::len);
+        info.bounce_bytes += self.rma_bounce.as_ref().map_or(0, RegionBytes::len);
     }
 
     /// Sends a control message unless the peer has hung up.

@@ -11,13 +11,15 @@
 //! trip to the peers. (Loans do not use the word.) A peer with write permission can corrupt the
 //! bytes that it may write, and the word; the owner relies on neither.
 
+use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use fabric_core::atomic::{AtomicOp, Datatype};
 use fabric_core::flags::Access;
-use fabric_core::mr::RegionMemory;
+use fabric_core::mr::{RegionBytes, RegionMemory};
 use fabric_core::{Error, Result};
 
+use super::memfd_region::MemfdRegion;
 use crate::sys::fork_guard::ForkGuard;
 use crate::sys::mapping::{HEAD_LEN, MemoryOwner, SharedMapping};
 use crate::sys::memfd;
@@ -68,7 +70,7 @@ impl SharedMemory {
     }
 }
 
-impl RegionMemory for SharedMemory {
+impl RegionBytes for SharedMemory {
     fn len(&self) -> usize {
         self.mapping.len()
     }
@@ -93,19 +95,35 @@ impl RegionMemory for SharedMemory {
             .execute_atomic(at, op, datatype, operand, comparand)
     }
 
+    fn is_open(&self) -> bool {
+        self.mapping.is_open()
+    }
+}
+
+impl RegionMemory for SharedMemory {
     fn close(&self) {
         if self.fork_guard.in_original_process() {
             self.mapping.set_valid(false);
         }
     }
 
-    fn is_open(&self) -> bool {
-        self.mapping.is_open()
-    }
-
     fn address(&self) -> u64 {
         self.mapping.address()
     }
+}
+
+/// Returns the descriptors to grant to peers that map a region with this memory: of the memory,
+/// and of its head if that is in memory of its own. `None` for memory that its owner serves.
+pub(crate) fn grantable(
+    memory: &dyn RegionMemory,
+) -> Option<(BorrowedFd<'_>, Option<BorrowedFd<'_>>)> {
+    let memory: &dyn Any = memory;
+    if let Some(shared) = memory.downcast_ref::<SharedMemory>() {
+        return Some((shared.fd(), None));
+    }
+    let region = memory.downcast_ref::<MemfdRegion>()?;
+    let (memory, head) = region.mappable_fds()?;
+    Some((memory, Some(head)))
 }
 
 /// Maps memory with `len` bytes of data that a peer granted.

@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use fabric_core::buf::{CopySource, PeerMemory};
-use fabric_core::mr::RegionMemory;
+use fabric_core::mr::RegionBytes;
 
 use super::super::doorbell;
 use super::super::held_slots::HeldSlot;

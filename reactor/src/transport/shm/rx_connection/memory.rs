@@ -6,7 +6,6 @@
 //! not have been read; `receive_loan` then reads the socket first. `respond_to_map_mr` grants the
 //! memory of a region to the peer, and `serve_rma_request` accesses a region that is not granted.
 
-use std::any::Any;
 use std::sync::Arc;
 
 use fabric_core::buf::PeerMemory;
@@ -21,10 +20,9 @@ use super::super::cma::CmaTransfer;
 use super::super::control::{self, ControlMessage, MemoryGrant};
 use super::super::held_slots::HeldSlot;
 use super::super::loans::{self, LoanGuard, LoanMapping, ReturnOnDrop};
-use super::super::memfd_region::MemfdRegion;
 use super::super::ring::ShmProtocolViolation;
 use super::super::rma_bounce::{self, RmaRequest};
-use super::super::shared_memory::{self, SharedMemory};
+use super::super::shared_memory;
 use super::super::socket::ShmSocket;
 use super::RxConnection;
 use crate::sys::closer::PeerFd;
@@ -214,21 +212,13 @@ impl RxConnection {
         let rma_events = self.local.rma_events || region.rma_events;
         let is_registered = |key| ctx.region(key).is_some();
         // Memory that is mapped to be written can also be read.
-        let is_mappable = region.access.contains(Access::REMOTE_READ);
-        if region.memory.is_served_by_owner() || !is_mappable {
+        let is_readable = region.access.contains(Access::REMOTE_READ);
+        let grantable = shared_memory::grantable(&*region.memory).filter(|_| is_readable);
+        let Some((memory, head)) = grantable else {
             self.granted_regions
                 .insert(key, region.access, is_registered);
             let served = ControlMessage::MrServedByOwner { key, rma_events };
             return control::try_send_control(socket, served);
-        }
-        let memory: &dyn Any = &*region.memory;
-        let (memory, head) = if let Some(shared) = memory.downcast_ref::<SharedMemory>() {
-            (shared.fd(), None)
-        } else if let Some(of_program) = memory.downcast_ref::<MemfdRegion>() {
-            let (memory, head) = of_program.fds();
-            (memory, Some(head))
-        } else {
-            return control::try_send_control(socket, not_found);
         };
         let grant = MemoryGrant {
             key,

@@ -14,7 +14,7 @@
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
 use fabric_core::flags::Access;
-use fabric_core::mr::RegionMemory;
+use fabric_core::mr::RegionBytes;
 use fabric_core::transport::{EndpointContext, EngineContext, RmaIov, TxOp};
 use fabric_core::{Error, Result};
 use rustix::io::Errno;
