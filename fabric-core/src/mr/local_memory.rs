@@ -95,3 +95,22 @@ impl RegionMemory for LocalMemory {
         self.with_bytes(|bytes| bytes.as_ptr().addr() as u64)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::PeerAccess;
+    use super::*;
+
+    #[test]
+    fn no_access_begins_to_closed_memory() {
+        let memory = LocalMemory::new(8).unwrap();
+        PeerAccess::begin(&memory).unwrap().write(0, b"open");
+        assert!(PeerAccess::is_possible(&memory));
+        memory.close();
+        assert!(!memory.begin_access() && PeerAccess::begin(&memory).is_none());
+        assert!(
+            PeerAccess::is_possible(&memory),
+            "to fail, it need not wait"
+        );
+    }
+}

@@ -34,7 +34,7 @@ pub trait RegionMemory: RegionBytes + Any {
     /// the owner holds or has closed the memory.
     #[must_use]
     fn begin_access(&self) -> bool {
-        true
+        self.is_open()
     }
 
     /// Ends an access that [`begin_access`](Self::begin_access) began.
