@@ -265,16 +265,13 @@ impl RmaBounceBuffer {
     }
 
     /// Takes the request whose response has arrived, and its result.
-    pub(crate) fn take_response(&mut self) -> Option<(RmaRequest, Result<()>)> {
+    pub(crate) fn take_response(&mut self) -> Option<(RmaRequest, Result<(), AccessError>)> {
         if self.is_pending() {
             return None;
         }
         let request = self.pending.take()?;
         let error = AccessError::from_words(self.read_word(STATUS_AT), self.read_word(DETAIL_AT));
-        let result = error.map_or(Ok(()), |error| {
-            Err(error.to_error(request.kind, &request.remote, request.remaining))
-        });
-        Some((request, result))
+        Some((request, error.map_or(Ok(()), Err)))
     }
 
     /// Returns the first `len` bytes of the response.

@@ -14,7 +14,7 @@
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
 use fabric_core::flags::Access;
-use fabric_core::mr::RegionBytes;
+use fabric_core::mr::{AccessError, RegionBytes};
 use fabric_core::transport::{EndpointContext, EngineContext, RmaIov, TxOp};
 use fabric_core::{Error, Result};
 use rustix::io::Errno;
@@ -216,24 +216,14 @@ impl TxChannel {
             return self.send_rma_request(front, remote, ctx);
         };
         if let Err(error) = response {
-            let is_unknown_key = matches!(
-                error,
-                Error::Key {
-                    why: "is unknown",
-                    ..
+            if error == AccessError::UnknownKey {
+                let key = remote.key;
+                self.mapped_regions.remove_served_region(key);
+                if front.sent > 0 {
+                    return Err(Error::Key { key, why: REVOKED });
                 }
-            );
-            if is_unknown_key {
-                self.mapped_regions.remove_served_region(remote.key);
             }
-            return Err(if is_unknown_key && front.sent > 0 {
-                Error::Key {
-                    key: remote.key,
-                    why: REVOKED,
-                }
-            } else {
-                error
-            });
+            return Err(error.to_error(request.kind, &request.remote, request.remaining));
         }
         let tx_op = front.op_for_range(ctx);
         if front.cursor.is_checking_ranges(&tx_op) {
