@@ -7,7 +7,7 @@ use crate::buf::{AnyBuf, Payload};
 use crate::completion::{OpKind, Outcome, Transfer};
 use crate::error::{Error, Result};
 use crate::event::DownReason;
-use crate::extension::{ShmInfo, TcpInfo};
+use crate::extension::ConnectionInfo;
 use crate::matching::{PeerKey, RecvSpec};
 use crate::mr::{DirectRegion, RmaIov};
 use crate::stats::EndpointStats;
@@ -299,26 +299,16 @@ pub trait TransportEndpoint<E: EngineContext>: Send {
     /// counts only those of its [fast path](super::FastPath), which the engine does not see.
     fn add_stats(&self, _stats: &mut EndpointStats) {}
 
-    /// Returns what the kernel knows about the TCP connection with a peer; `None` if there is no
-    /// established connection.
+    /// Returns what the transport knows about its connections with a peer; `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] without TCP connections; [`Error::StaleAddress`]; the error of the
-    /// system call.
-    fn tcp_info(&self, _ctx: &EndpointContext<'_, E>, _peer: FiAddr) -> Result<Option<TcpInfo>> {
-        Err(Error::NotSupported("information on TCP connections"))
-    }
-
-    /// Returns the shared memory that is mapped for a peer; `None` if there is none.
-    ///
-    /// # Errors
-    /// [`Error::NotSupported`] without shared memory; [`Error::StaleAddress`].
-    fn shm_info(
+    /// [`Error::NotSupported`]; [`Error::StaleAddress`]; the error of a system call.
+    fn connection_info(
         &mut self,
         _ctx: &EndpointContext<'_, E>,
         _peer: FiAddr,
-    ) -> Result<Option<ShmInfo>> {
-        Err(Error::NotSupported("information on shared memory"))
+    ) -> Result<Option<ConnectionInfo>> {
+        Err(Error::NotSupported("information on connections with peers"))
     }
 
     /// Describes the state of the endpoint in a few words, for `Debug`.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use fabric_core::completion::Outcome;
-use fabric_core::extension::{ShmInfo, TcpInfo};
+use fabric_core::extension::ConnectionInfo;
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::rx::RxQueue;
@@ -165,26 +165,14 @@ impl DomainHandle {
         self.with_engine_or_refuse(|locked| locked.disconnect(ep, peer))
     }
 
-    /// Returns what the kernel knows about the TCP connection with a peer; `None` without one.
+    /// Returns what the transport knows about its connections with a peer; `None` without one.
     ///
     /// # Errors
-    /// Those of [`TransportEndpoint::tcp_info`]; [`Error::Closed`].
-    pub fn tcp_info(&self, ep: EpId, peer: FiAddr) -> Result<Option<TcpInfo>> {
+    /// Those of [`TransportEndpoint::connection_info`]; [`Error::Closed`].
+    pub fn connection_info(&self, ep: EpId, peer: FiAddr) -> Result<Option<ConnectionInfo>> {
         self.with_engine(|locked| {
             locked
-                .with_transport(ep, |transport, ctx| transport.tcp_info(ctx, peer))
-                .flatten()
-        })
-    }
-
-    /// Returns the shared memory that is mapped for a peer; `None` if there is none.
-    ///
-    /// # Errors
-    /// Those of [`TransportEndpoint::shm_info`]; [`Error::Closed`].
-    pub fn shm_info(&self, ep: EpId, peer: FiAddr) -> Result<Option<ShmInfo>> {
-        self.with_engine(|locked| {
-            locked
-                .with_transport(ep, |transport, ctx| transport.shm_info(ctx, peer))
+                .with_transport(ep, |transport, ctx| transport.connection_info(ctx, peer))
                 .flatten()
         })
     }

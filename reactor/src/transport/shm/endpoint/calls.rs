@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::Transfer;
-use fabric_core::extension::ShmInfo;
+use fabric_core::extension::{ConnectionInfo, ShmInfo};
 use fabric_core::matching::{PeerKey, RecvSpec};
 use fabric_core::mr::{DirectRegion, RmaIov};
 use fabric_core::stats::EndpointStats;
@@ -374,7 +374,11 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         stats.held_connections += self.rx_connections.held_count();
     }
 
-    fn shm_info(&mut self, ctx: &EndpointContext<'_, E>, peer: FiAddr) -> Result<Option<ShmInfo>> {
+    fn connection_info(
+        &mut self,
+        ctx: &EndpointContext<'_, E>,
+        peer: FiAddr,
+    ) -> Result<Option<ConnectionInfo>> {
         let name = ctx.address_of(peer)?;
         let mut info = ShmInfo::default();
         if let Some(tx) = self.tx_connection(peer) {
@@ -382,7 +386,7 @@ impl<E: EngineContext> TransportEndpoint<E> for ShmEndpoint {
         }
         self.rx_connections
             .for_each_at(&name, |_, rx| rx.add_info(&mut info));
-        Ok((info.segments > 0).then_some(info))
+        Ok((info.segments > 0).then_some(ConnectionInfo::Shm(info)))
     }
 
     fn describe(&self) -> String {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::{CompletionLevel, OpKind, Outcome};
-use fabric_core::extension::TcpInfo;
+use fabric_core::extension::ConnectionInfo;
 use fabric_core::matching::PeerKey;
 use fabric_core::stats::EndpointStats;
 use fabric_core::transport::{
@@ -343,14 +343,19 @@ impl<E: EngineContext> TransportEndpoint<E> for TcpEndpoint {
         stats.held_connections += self.connections.held_count();
     }
 
-    fn tcp_info(&self, ctx: &EndpointContext<'_, E>, peer: FiAddr) -> Result<Option<TcpInfo>> {
+    fn connection_info(
+        &mut self,
+        ctx: &EndpointContext<'_, E>,
+        peer: FiAddr,
+    ) -> Result<Option<ConnectionInfo>> {
         let at = self.network.socket_addr(&ctx.address_of(peer)?)?;
         let Some(peer) = self.peers.at(at).map(|peer_index| &self.peers[peer_index]) else {
             return Ok(None);
         };
         let index = peer.tx_connection().or(peer.established().last().copied());
         let connection = index.and_then(|index| self.connections.established(index));
-        connection.map(TcpConnection::tcp_info).transpose()
+        let info = connection.map(TcpConnection::tcp_info).transpose()?;
+        Ok(info.map(ConnectionInfo::Tcp))
     }
 
     fn describe(&self) -> String {
