@@ -3,7 +3,7 @@
 use fabric_core::Error;
 use fabric_core::buf::FlatBuf;
 use fabric_core::completion::Failed;
-use fabric_core::flags::Access;
+use fabric_core::flags::{Access, MrMode};
 use fabric_core::mr::LocalBuffer;
 use fabric_core::tree::{Class, ObjectNode};
 
@@ -67,12 +67,15 @@ impl<M: ThreadModel> Domain<M> {
         let domain = &self.inner;
         let bytes = buf.bytes();
         let (address, len) = (bytes.as_ptr().addr() as u64, bytes.len());
-        let transport = domain.fabric.inner.transport;
-        let checked = domain
-            .node
-            .check_room(Class::MemoryRegion)
-            .and_then(|()| transport.check_memory(domain.info.domain.mr_mode, address, len));
-        if let Err(error) = checked {
+        let check = || {
+            domain.node.check_room(Class::MemoryRegion)?;
+            if domain.info.domain.mr_mode.contains(MrMode::ALLOCATED) {
+                let transport = domain.fabric.inner.transport;
+                transport.check_allocated(address, len)?;
+            }
+            Ok(())
+        };
+        if let Err(error) = check() {
             return Err(failed((error, buf)));
         }
         let node = ObjectNode::new(Class::MemoryRegion, Some(domain.node.clone()));

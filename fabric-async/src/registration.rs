@@ -1,6 +1,6 @@
 //! The registration of memory that peers access: how its key is opened, bound, enabled and closed.
 
-use std::ops::RangeBounds;
+use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 
 use fabric_core::buf::RegionBuf;
@@ -68,7 +68,9 @@ impl PreparedMemory {
     ) -> Result<Self> {
         let memory = source.prepare(domain, access)?;
         let mr_mode = domain.info.domain.mr_mode;
-        check_pages(domain, &*memory, 0, memory.len(), mr_mode)?;
+        if mr_mode.contains(MrMode::ALLOCATED) {
+            check_pages(domain, &*memory, 0..memory.len())?;
+        }
         let by_address = mr_mode.contains(MrMode::VIRT_ADDR);
         let base = if by_address { memory.address() } else { 0 };
         Ok(Self {
@@ -180,7 +182,7 @@ impl MrRegistration {
         let (start, len) = start_and_len((start, end), memory.len() as u64);
         let start = check_range(memory.len(), start, len, 1)?;
         if self.domain.info.domain.mr_mode.contains(MrMode::MMU_NOTIFY) {
-            check_pages(&self.domain, memory, start, len, MrMode::ALLOCATED)?;
+            check_pages(&self.domain, memory, start..start + len)?;
         }
         let (engine, key) = (&self.domain.engine, self.key);
         engine.refresh_region(key, start, len)
@@ -210,17 +212,11 @@ impl Drop for MrRegistration {
     }
 }
 
-/// Checks that pages are behind a range of the memory if the bits demand it.
-fn check_pages(
-    domain: &DomainInner,
-    memory: &dyn RegionMemory,
-    start: usize,
-    len: usize,
-    mr_mode: MrMode,
-) -> Result<()> {
+/// Checks that pages are behind a range of the memory.
+fn check_pages(domain: &DomainInner, memory: &dyn RegionMemory, range: Range<usize>) -> Result<()> {
     let transport = domain.fabric.inner.transport;
-    let mut pieces = memory.addresses(start..start + len).into_iter();
-    pieces.try_for_each(|(address, len)| transport.check_memory(mr_mode, address, len))
+    let mut pieces = memory.addresses(range).into_iter();
+    pieces.try_for_each(|(address, len)| transport.check_allocated(address, len))
 }
 
 /// Checks that a region has segments, and their number against the domain's `mr_iov_limit`.

@@ -18,7 +18,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::flags::{Access, MrMode};
+use crate::flags::Access;
 use crate::info::{Hints, Info};
 use crate::mr::RegionMemory;
 
@@ -82,13 +82,12 @@ pub trait Transport: Send + Sync + 'static {
         ))
     }
 
-    /// Checks `len` bytes at an address, which are to be registered in a domain that requires these
-    /// bits.
+    /// Checks that pages are behind `len` bytes at an address (`FI_MR_ALLOCATED`).
     ///
     /// # Errors
-    /// [`Error::Invalid`] when a bit demands more of the memory.
-    fn check_memory(&self, mr_mode: MrMode, address: u64, len: usize) -> Result<()> {
-        let _ = (mr_mode, address, len);
+    /// [`Error::Invalid`] when a byte has no page.
+    fn check_allocated(&self, address: u64, len: usize) -> Result<()> {
+        let _ = (address, len);
         Ok(())
     }
 }

@@ -30,10 +30,11 @@ use fabric_core::transport::{
     DomainConfig, DomainResources, EndpointContext, EngineContext, MessageModel, ModelSettings,
     OpenDomain, Transport, TransportDomain, TransportEndpoint, WaitSet,
 };
-use fabric_core::{Address, Result};
+use fabric_core::{Address, Error, Result};
 
 use super::net::SocketConfig;
 use super::tcp::{self, EndpointResources, TcpEndpoint};
+use crate::sys::process_memory::is_accessible;
 
 use network::SimNetwork;
 
@@ -81,8 +82,14 @@ impl Transport for SimTransport {
         Ok(Arc::new(LocalMemory::new(len)?))
     }
 
-    fn check_memory(&self, mr_mode: MrMode, address: u64, len: usize) -> Result<()> {
-        mr_mode::check_memory(mr_mode, address, len)
+    fn check_allocated(&self, address: u64, len: usize) -> Result<()> {
+        if is_accessible(address, len) {
+            return Ok(());
+        }
+        Err(Error::Invalid {
+            what: "buffer to register",
+            why: "not all its bytes are backed by pages (FI_MR_ALLOCATED)".into(),
+        })
     }
 }
 

@@ -1,11 +1,9 @@
-//! The memory registration mode that a domain requires, in the domain's name, and the check of
-//! memory.
+//! The memory registration mode that a domain requires, in the domain's name.
 
 use fabric_core::flags::MrMode;
 use fabric_core::{Error, Result};
 
 use super::NAME;
-use crate::sys::process_memory::is_accessible;
 
 /// Parses the bits of `mr_mode` that the domain of this name requires: none for `sim`, `PROV_KEY`
 /// and `ENDPOINT` for `sim+PROV_KEY+ENDPOINT`. `None` for the name of no domain of this provider.
@@ -38,17 +36,6 @@ fn offered_bit(name: &str) -> Result<MrMode> {
         )),
         bit => Ok(bit),
     }
-}
-
-/// Checks that pages are behind all bytes of the memory if the bits demand it (`FI_MR_ALLOCATED`).
-pub(super) fn check_memory(mr_mode: MrMode, address: u64, len: usize) -> Result<()> {
-    if mr_mode.contains(MrMode::ALLOCATED) && !is_accessible(address, len) {
-        return Err(Error::Invalid {
-            what: "buffer to register",
-            why: "not all its bytes are backed by pages (FI_MR_ALLOCATED)".into(),
-        });
-    }
-    Ok(())
 }
 
 #[cfg(all(test, not(loom)))]
