@@ -17,7 +17,7 @@ use crate::run;
 use crate::shared_rx::shared_rx_fabric;
 use crate::test_peer::TestPeer;
 
-const HEAD_LEN: u64 = 4096;
+const CONTROL_LEN: u64 = 4096;
 const LINE_LEN: u64 = 64;
 const FIRST_FRAGMENT: u64 = 2;
 
@@ -25,7 +25,7 @@ const FIRST_FRAGMENT: u64 = 2;
 fn write_line(segment: &OwnedFd, line: u64, kind: u64, words: &[u64]) {
     let len = 8 + 8 * words.len() as u64;
     let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let at = HEAD_LEN + line * LINE_LEN;
+    let at = CONTROL_LEN + line * LINE_LEN;
     rustix::io::pwrite(segment, &bytes, at + 8).unwrap();
     bytes = (kind | len << 16 | 1 << 40).to_le_bytes().to_vec();
     rustix::io::pwrite(segment, &bytes, at).unwrap();

@@ -1,18 +1,19 @@
 //! Shared mappings: memory that other processes map and access at the same time.
 //!
-//! A mapping has a *head* of one page, for control words, and a *body*, for bytes. Usually both are
-//! in one memory. The body can also be a memory of its own, whose head is in another one
-//! ([`SharedMapping::map_body`]). Everything here is bounds-checked, so that users need no unsafe
+//! A mapping has a *control page*, for control words, and *data*. Usually both are in one memory.
+//! The data can also be a memory of its own, whose control page is in another one
+//! ([`SharedMapping::map_data`]). Everything here is bounds-checked, so that users need no unsafe
 //! code. Only borrowing the bytes in place is unsafe ([`SharedMapping::slice`]).
 //!
 //! # Safety
 //!
-//! A [`Body`] is only used while its mapping exists. The bytes of a [`SharedMapping`] are accessed
-//! as atomics, because threads of this process and other processes may access them at the same
-//! time: such an access yields wrong bytes at most. The bytes of a [`WordMapping`] are accessed as
-//! atomics or by raw copy: no two threads of this process access the same bytes by raw copy at the
-//! same time, and another process that does can only corrupt the bytes. All accesses are of types
-//! for which every bit pattern is valid, and no reference exists to bytes that may change.
+//! A [`DataRange`] is only used while its mapping exists. The bytes of a [`SharedMapping`] are
+//! accessed as atomics, because threads of this process and other processes may access them at the
+//! same time: such an access yields wrong bytes at most. The bytes of a [`WordMapping`] are
+//! accessed as atomics or by raw copy: no two threads of this process access the same bytes by raw
+//! copy at the same time, and another process that does can only corrupt the bytes. All accesses
+//! are of types for which every bit pattern is valid, and no reference exists to bytes that may
+//! change.
 //!
 //! A mapping that is not writable is never accessed by a store, by a read-modify-write, or by a
 //! load that may be compiled as one: it is only accessed by relaxed loads.
@@ -44,25 +45,25 @@ use super::mapping_limit::MappingPermit;
 use super::os_error::os_error;
 use super::sync::{AtomicU32, AtomicU64};
 
-/// Bytes of the head.
-pub(crate) const HEAD_LEN: usize = 4096;
+/// Bytes of the control page.
+pub(crate) const CONTROL_LEN: usize = 4096;
 
-/// The body of a mapping, or a part of it.
+/// The data of a mapping, or a part of it.
 #[derive(Clone, Copy, Debug)]
-struct Body {
+struct DataRange {
     start: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread. All access to it is atomic, by raw
 // copy of a `WordMapping`, or by the contract of `SharedMapping::slice`.
-unsafe impl Send for Body {}
+unsafe impl Send for DataRange {}
 // SAFETY: as above.
-unsafe impl Sync for Body {}
+unsafe impl Sync for DataRange {}
 
-impl Body {
+impl DataRange {
     /// Returns the address of byte `at`, after checking that `len` bytes from there are in the
-    /// body.
+    /// data.
     #[inline(always)] // fast path of small messages
     fn ptr_at(self, at: usize, len: usize) -> NonNull<u8> {
         if at.checked_add(len).is_none_or(|end| end > self.len) {
@@ -74,8 +75,8 @@ impl Body {
 }
 
 #[cold]
-fn panic_out_of_bounds(at: usize, len: usize, body_len: usize) -> ! {
-    panic!("access of {len} bytes at byte {at} of shared memory of {body_len} bytes")
+fn panic_out_of_bounds(at: usize, len: usize, data_len: usize) -> ! {
+    panic!("access of {len} bytes at byte {at} of shared memory of {data_len} bytes")
 }
 
 /// The pages of a mapping, which are unmapped on drop.
@@ -134,19 +135,29 @@ pub(crate) enum MemoryOwner {
 /// A shared mapping, which is removed on drop.
 #[derive(Debug)]
 pub(crate) struct SharedMapping {
-    body: Body,
+    data: DataRange,
     validity: ValidityWord,
-    /// Whether the body, and a head in the same memory, can be written.
+    /// Whether the data, and a control page in the same memory, can be written.
     writable: bool,
-    /// Whether the head is in the same memory as the body.
-    has_own_head: bool,
     owner: MemoryOwner,
     fork_guard: ForkGuard,
-    /// Some until the drop: the body, with its head or without, and the head of another memory.
-    pages: Option<(MappedPages, Option<MappedPages>)>,
+    control_page: ControlPage,
+    /// The pages of the data, and of a control page in the same memory. Some until the drop.
+    pages: Option<MappedPages>,
 }
 
-/// The word of a head that tells whether the memory is valid.
+/// Where the control page of a mapping is, whose first word is the validity word.
+#[derive(Debug)]
+enum ControlPage {
+    /// Before the data, in the same memory.
+    BeforeData,
+    /// In another memory, which is mapped for reading.
+    Separate(MappedPages),
+    /// There is none: the mapping is always valid.
+    Absent,
+}
+
+/// The word of a control page that tells whether the memory is valid.
 #[derive(Clone, Copy, Debug)]
 struct ValidityWord(NonNull<atomic::AtomicU32>);
 
@@ -156,11 +167,12 @@ unsafe impl Send for ValidityWord {}
 // SAFETY: as above.
 unsafe impl Sync for ValidityWord {}
 
-/// The validity word of memory without a head.
+/// The validity word of memory without a control page.
 static ALWAYS_VALID: atomic::AtomicU32 = atomic::AtomicU32::new(1);
 
 impl SharedMapping {
-    /// Maps the head and `len` bytes of body of this memory, which is sealed and has that size.
+    /// Maps the control page and `len` bytes of data of this memory, which is sealed and has that
+    /// size.
     ///
     /// # Errors
     /// Errors of `mmap`, and `ENOMEM` if this process has as many mappings as `mapping_limit`
@@ -171,135 +183,141 @@ impl SharedMapping {
         writable: bool,
         owner: MemoryOwner,
     ) -> Result<Self> {
-        let size = HEAD_LEN
+        let size = CONTROL_LEN
             .checked_add(len)
             .ok_or_else(|| os_error("mmap")(Errno::NOMEM))?;
         let pages = MappedPages::map(memory, size, writable)?;
-        Ok(Self {
-            body: Body {
-                // SAFETY: the mapping is not shorter than the head.
-                start: unsafe { pages.start.add(HEAD_LEN) },
-                len,
-            },
-            validity: ValidityWord(pages.start.cast()),
-            writable,
-            has_own_head: true,
-            owner,
-            fork_guard: ForkGuard::current_process(),
-            pages: Some((pages, None)),
-        })
+        let control_page = ControlPage::BeforeData;
+        Ok(Self::new(pages, len, control_page, writable, owner))
     }
 
-    /// Maps `len` bytes of memory whose pages have `page_len` bytes, as a body without a head. The
-    /// memory is sealed and has that size. The validity word is in `head`, the sealed head of
-    /// another memory, which is mapped for reading; without a head, the mapping is always valid.
+    /// Maps `len` bytes of memory whose pages have `page_len` bytes, as data without a control
+    /// page. The memory is sealed and has that size. The validity word is in `control_page`, the
+    /// sealed control page of another memory, which is mapped for reading; without one, the mapping
+    /// is always valid.
     ///
     /// # Errors
     /// Those of [`map`](Self::map).
-    pub(crate) fn map_body(
+    pub(crate) fn map_data(
         memory: impl AsFd,
         (len, page_len): (usize, usize),
-        head: Option<BorrowedFd<'_>>,
+        control_page: Option<BorrowedFd<'_>>,
         writable: bool,
         owner: MemoryOwner,
     ) -> Result<Self> {
         let size = len.checked_next_multiple_of(page_len);
         let size = size.ok_or_else(|| os_error("mmap")(Errno::NOMEM))?;
-        let head = head.map(|head| MappedPages::map(head, HEAD_LEN, false));
-        let head = head.transpose()?;
-        let body = MappedPages::map(memory, size, writable)?;
-        let validity = match &head {
-            Some(head) => head.start.cast(),
-            None => NonNull::from(&ALWAYS_VALID),
+        let control_page = match control_page {
+            Some(memory) => ControlPage::Separate(MappedPages::map(memory, CONTROL_LEN, false)?),
+            None => ControlPage::Absent,
         };
-        Ok(Self {
-            body: Body {
-                start: body.start,
+        let pages = MappedPages::map(memory, size, writable)?;
+        Ok(Self::new(pages, len, control_page, writable, owner))
+    }
+
+    /// Creates the mapping with these pages, which have `len` bytes of data.
+    fn new(
+        pages: MappedPages,
+        len: usize,
+        control_page: ControlPage,
+        writable: bool,
+        owner: MemoryOwner,
+    ) -> Self {
+        let (data_at, validity) = match &control_page {
+            ControlPage::BeforeData => (CONTROL_LEN, pages.start.cast()),
+            ControlPage::Separate(page) => (0, page.start.cast()),
+            ControlPage::Absent => (0, NonNull::from(&ALWAYS_VALID)),
+        };
+        assert!(data_at + len <= pages.size, "data outside of its pages");
+        Self {
+            data: DataRange {
+                // SAFETY: the pages have the data, after a control page that is in them.
+                start: unsafe { pages.start.add(data_at) },
                 len,
             },
             validity: ValidityWord(validity),
             writable,
-            has_own_head: false,
             owner,
             fork_guard: ForkGuard::current_process(),
-            pages: Some((body, head)),
-        })
+            control_page,
+            pages: Some(pages),
+        }
     }
 
-    /// Returns whether `bytes` is a slice of the first bytes of the body: the same memory, not
+    /// Returns whether `bytes` is a slice of the first bytes of the data: the same memory, not
     /// equal bytes.
     pub(crate) fn is_prefix(&self, bytes: &[u8]) -> bool {
-        std::ptr::eq(self.body.start.as_ptr(), bytes.as_ptr()) && bytes.len() <= self.body.len
+        std::ptr::eq(self.data.start.as_ptr(), bytes.as_ptr()) && bytes.len() <= self.data.len
     }
 
-    /// Returns the virtual address of the first byte of the body.
+    /// Returns the virtual address of the first byte of the data.
     pub(crate) fn address(&self) -> u64 {
-        self.body.start.addr().get() as u64
+        self.data.start.addr().get() as u64
     }
 
     /// Stores in the validity word whether the memory is valid, with release.
     ///
     /// # Panics
-    /// If the mapping is not writable, or has no head of its own.
+    /// If the mapping is not writable, or has no control page of its own.
     pub(crate) fn set_valid(&self, valid: bool) {
         assert!(
-            self.writable && self.has_own_head,
+            self.writable && matches!(self.control_page, ControlPage::BeforeData),
             "write to a read-only mapping"
         );
-        // SAFETY: the head is mapped and writable.
+        // SAFETY: the control page is mapped and writable.
         unsafe { self.validity() }.store(u32::from(valid), Ordering::Release);
     }
 
-    /// Returns the validity word, the first word of the head.
+    /// Returns the validity word, the first word of the control page.
     ///
     /// # Safety
-    /// If the head is not writable, the word is only accessed by relaxed loads.
+    /// If the control page is not writable, the word is only accessed by relaxed loads.
     #[inline]
     unsafe fn validity(&self) -> &atomic::AtomicU32 {
-        // SAFETY: the head is mapped and begins at a page, or the word is a static; the word is
-        // only accessed as an atomic.
+        // SAFETY: the control page is mapped and begins at a page, or the word is a static; the
+        // word is only accessed as an atomic.
         unsafe { self.validity.0.as_ref() }
     }
 
-    /// Returns `len` bytes from byte `start` of the body, to be copied out.
+    /// Returns `len` bytes from byte `start` of the data, to be copied out.
     ///
     /// # Panics
-    /// If the range is not within the body.
+    /// If the range is not within the data.
     #[inline]
     pub(crate) fn range(&self, start: usize, len: usize) -> SharedRange<'_> {
         SharedRange {
-            bytes: Body {
-                start: self.body.ptr_at(start, len),
+            bytes: DataRange {
+                start: self.data.ptr_at(start, len),
                 len,
             },
             mapping: PhantomData,
         }
     }
 
-    /// Borrows the first `len` bytes of the body.
+    /// Borrows the first `len` bytes of the data.
     ///
     /// # Panics
-    /// If the body is shorter.
+    /// If the data is shorter.
     ///
     /// # Safety
     /// The bytes must not be written while the result lives, neither here nor in another process.
     pub(crate) unsafe fn slice(&self, len: usize) -> &[u8] {
-        let start = self.body.ptr_at(0, len);
+        let start = self.data.ptr_at(0, len);
         // SAFETY: mapped, by the check above; unchanged, by the caller's guarantee.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
     }
 
-    /// Borrows the first `len` bytes of the body for writing.
+    /// Borrows the first `len` bytes of the data for writing.
     ///
     /// # Panics
-    /// If the body is shorter, or the mapping is not writable.
+    /// If the data is shorter, or the mapping is not writable.
     ///
     /// # Safety
     /// No other code may access the bytes while the result lives, except peers that only copy them.
     #[allow(clippy::mut_from_ref)] // the caller guarantees exclusive access
     pub(crate) unsafe fn slice_mut(&self, len: usize) -> &mut [u8] {
         assert!(self.writable, "write to a read-only mapping");
-        let start = self.body.ptr_at(0, len);
+        let start = self.data.ptr_at(0, len);
         // SAFETY: mapped and writable, by the checks above; the only reference, by the caller's
         // guarantee.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
@@ -308,30 +326,30 @@ impl SharedMapping {
 
 impl RegionBytes for SharedMapping {
     fn len(&self) -> usize {
-        self.body.len
+        self.data.len
     }
 
-    /// Copies bytes from byte `at` of the body on, as [`SharedRange`] does.
+    /// Copies bytes from byte `at` of the data on, as [`SharedRange`] does.
     ///
     /// # Panics
-    /// If the range is not within the body.
+    /// If the range is not within the data.
     #[inline]
     fn read(&self, at: usize, out: &mut [u8]) {
         self.range(at, out.len()).copy_to_init(0, out);
     }
 
-    /// Copies bytes to byte `at` of the body. Eight bytes at a multiple of eight are stored as one
+    /// Copies bytes to byte `at` of the data. Eight bytes at a multiple of eight are stored as one
     /// atomic word with release, other bytes as by [`atomic_copy::store`].
     ///
     /// # Panics
-    /// If the range is not within the body, or the mapping is not writable.
+    /// If the range is not within the data, or the mapping is not writable.
     #[inline]
     fn write(&self, at: usize, bytes: &[u8]) {
         assert!(self.writable, "write to a read-only mapping");
-        let to = self.body.ptr_at(at, bytes.len());
+        let to = self.data.ptr_at(at, bytes.len());
         match <[u8; 8]>::try_from(bytes) {
             Ok(word) if at.is_multiple_of(8) => {
-                // SAFETY: eight mapped bytes at a multiple of eight, since the body begins at a
+                // SAFETY: eight mapped bytes at a multiple of eight, since the data begins at a
                 // page.
                 let cell: &atomic::AtomicU64 = unsafe { to.cast().as_ref() };
                 cell.store(u64::from_ne_bytes(word), Ordering::Release);
@@ -362,7 +380,7 @@ impl RegionBytes for SharedMapping {
             self.writable || op == AtomicOp::Read,
             "atomic update of a read-only mapping"
         );
-        let ptr = self.body.ptr_at(at, size);
+        let ptr = self.data.ptr_at(at, size);
         // SAFETY: mapped and aligned, by the checks above. Other processes access the value as an
         // atomic too; a process that does not can only corrupt the value. If the mapping is not
         // writable, the value is only loaded, relaxed.
@@ -415,33 +433,34 @@ impl Drop for SharedMapping {
             && self.fork_guard.in_original_process()
             && let Some(pages) = self.pages.take()
         {
-            closer::release_memory(pages);
+            let control_page = std::mem::replace(&mut self.control_page, ControlPage::Absent);
+            closer::release_memory((pages, control_page));
         }
     }
 }
 
-/// Checks that a word of `size` bytes at this offset lies within the head and is aligned. For a
-/// constant offset, the compiler makes the check.
+/// Checks that a word of `size` bytes at this offset lies within the control page and is aligned.
+/// For a constant offset, the compiler makes the check.
 #[inline(always)] // fast path of small messages
-fn check_head_offset(offset: usize, size: usize) {
+fn check_control_offset(offset: usize, size: usize) {
     assert!(
-        offset <= HEAD_LEN - size && offset.is_multiple_of(size),
-        "word outside of the head of shared memory"
+        offset <= CONTROL_LEN - size && offset.is_multiple_of(size),
+        "word outside of the control page of shared memory"
     );
 }
 
 /// A writable mapping whose words are accessed as atomics; clones share the mapping.
 #[derive(Clone, Debug)]
 pub(crate) struct WordMapping {
-    /// The body of `mapping`, in place so that an access follows one pointer less.
-    body: Body,
+    /// The data of `mapping`, in place so that an access follows one pointer less.
+    data: DataRange,
     /// Offset of the last word.
     last_word: usize,
     _mapping: Arc<SharedMapping>,
 }
 
 impl WordMapping {
-    /// Maps memory as [`SharedMapping::map`] does. The length of the body is a power of two.
+    /// Maps memory as [`SharedMapping::map`] does. The length of the data is a power of two.
     ///
     /// # Errors
     /// Errors of `mmap`.
@@ -452,91 +471,91 @@ impl WordMapping {
         );
         let mapping = SharedMapping::map(memory, len, true, owner)?;
         Ok(Self {
-            body: mapping.body,
+            data: mapping.data,
             last_word: len - 8,
             _mapping: Arc::new(mapping),
         })
     }
 
-    /// Returns the bytes of the body.
+    /// Returns the bytes of the data.
     pub(crate) fn len(&self) -> usize {
-        self.body.len
+        self.data.len
     }
 
-    /// Populates the pages of the body from byte `start`, a multiple of the page size, to its end.
+    /// Populates the pages of the data from byte `start`, a multiple of the page size, to its end.
     /// If `write`, the pages are also allocated for the file. Returns false if there is no memory,
     /// or if the kernel is older than Linux 5.14.
     ///
     /// # Panics
-    /// If the range is not within the body.
+    /// If the range is not within the data.
     pub(crate) fn populate_from(&self, start: usize, write: bool) -> bool {
         let advice = match write {
             true => Advice::LinuxPopulateWrite,
             false => Advice::LinuxPopulateRead,
         };
-        let len = self.body.len - start;
-        let start = self.body.ptr_at(start, len);
+        let len = self.data.len - start;
+        let start = self.data.ptr_at(start, len);
         // SAFETY: the pages are mapped, by the check in `ptr_at`. Populating pages does not change
         // their bytes.
         unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, advice) }.is_ok()
     }
 
-    /// Returns the word of eight bytes at this offset of the head.
+    /// Returns the word of eight bytes at this offset of the control page.
     #[inline(always)] // fast path of small messages
-    pub(crate) fn head_u64(&self, offset: usize) -> &AtomicU64 {
-        check_head_offset(offset, 8);
+    pub(crate) fn control_u64(&self, offset: usize) -> &AtomicU64 {
+        check_control_offset(offset, 8);
         // SAFETY: mapped and aligned, by the check above, writable, and only accessed as an atomic.
-        unsafe { self.body.start.sub(HEAD_LEN - offset).cast().as_ref() }
+        unsafe { self.data.start.sub(CONTROL_LEN - offset).cast().as_ref() }
     }
 
-    /// Returns the word of four bytes at this offset of the head.
+    /// Returns the word of four bytes at this offset of the control page.
     #[inline(always)] // fast path of small messages
-    pub(crate) fn head_u32(&self, offset: usize) -> &AtomicU32 {
-        check_head_offset(offset, 4);
-        // SAFETY: as in `head_u64`.
-        unsafe { self.body.start.sub(HEAD_LEN - offset).cast().as_ref() }
+    pub(crate) fn control_u32(&self, offset: usize) -> &AtomicU32 {
+        check_control_offset(offset, 4);
+        // SAFETY: as in `control_u64`.
+        unsafe { self.data.start.sub(CONTROL_LEN - offset).cast().as_ref() }
     }
 
-    /// Returns the word of eight bytes that holds byte `at`, modulo the length, of the body. The
+    /// Returns the word of eight bytes that holds byte `at`, modulo the length, of the data. The
     /// word may also be written by raw copy (`write`); then a load returns any value.
     #[inline(always)] // fast path of small messages
     pub(crate) fn word(&self, at: usize) -> &AtomicU64 {
         let at = at & self.last_word;
         // SAFETY: `at` is at most `last_word`, and a multiple of eight like `last_word`. So the
-        // word is mapped and aligned, since the body begins at a page.
-        unsafe { self.body.start.add(at).cast().as_ref() }
+        // word is mapped and aligned, since the data begins at a page.
+        unsafe { self.data.start.add(at).cast().as_ref() }
     }
 
-    /// Returns `len` bytes from byte `start` of the body, to be copied out; `None` if they are not
-    /// within the body.
+    /// Returns `len` bytes from byte `start` of the data, to be copied out; `None` if they are not
+    /// within the data.
     #[inline(always)] // fast path of small messages
     pub(crate) fn get(&self, start: usize, len: usize) -> Option<MappedRange<'_>> {
         let end = start.checked_add(len)?;
-        (end <= self.body.len).then(|| MappedRange {
-            bytes: Body {
-                start: self.body.ptr_at(start, len),
+        (end <= self.data.len).then(|| MappedRange {
+            bytes: DataRange {
+                start: self.data.ptr_at(start, len),
                 len,
             },
             mapping: PhantomData,
         })
     }
 
-    /// Copies bytes to byte `at` of the body.
+    /// Copies bytes to byte `at` of the data.
     ///
     /// # Panics
-    /// If the range is not within the body.
+    /// If the range is not within the data.
     #[inline(always)] // fast path of small messages
     pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
-        let to = self.body.ptr_at(at, bytes.len());
+        let to = self.data.ptr_at(at, bytes.len());
         // SAFETY: `ptr_at` checked the range; `bytes` is ordinary memory, so the two do not
         // overlap.
         unsafe { copy_bytes(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
     }
 
-    /// Prefetches the cache line of byte `at` of the body, for reading.
+    /// Prefetches the cache line of byte `at` of the data, for reading.
     #[inline(always)] // fast path of small messages
     pub(crate) fn prefetch(&self, at: usize) {
-        let line = self.body.start.as_ptr().wrapping_add(at);
+        let line = self.data.start.as_ptr().wrapping_add(at);
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a prefetch accesses nothing, wherever the pointer leads.
         unsafe {
@@ -546,10 +565,10 @@ impl WordMapping {
         let _ = line;
     }
 
-    /// Prefetches the cache line of byte `at` of the body, for writing.
+    /// Prefetches the cache line of byte `at` of the data, for writing.
     #[inline(always)] // fast path of small messages
     pub(crate) fn prefetch_for_write(&self, at: usize) {
-        let line = self.body.start.as_ptr().wrapping_add(at);
+        let line = self.data.start.as_ptr().wrapping_add(at);
         // Inline assembly, because the intrinsic has no hint for writing on the baseline processor.
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a prefetch accesses nothing, wherever the pointer leads, and is a no-op on
@@ -569,7 +588,7 @@ impl WordMapping {
 /// are loaded as one atomic word with acquire, other bytes as by [`atomic_copy::load`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SharedRange<'a> {
-    bytes: Body,
+    bytes: DataRange,
     mapping: PhantomData<&'a SharedMapping>,
 }
 
@@ -638,7 +657,7 @@ impl CopySource for SharedRange<'_> {
 /// A range of bytes of a [`WordMapping`], to be copied out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MappedRange<'a> {
-    bytes: Body,
+    bytes: DataRange,
     mapping: PhantomData<&'a WordMapping>,
 }
 
@@ -736,7 +755,7 @@ mod tests {
 
     #[test]
     fn accesses_outside_of_a_word_mapping_panic_or_wrap() {
-        let memory = memfd::create("words", HEAD_LEN + 64).unwrap();
+        let memory = memfd::create("words", CONTROL_LEN + 64).unwrap();
         let mapping = WordMapping::map(&memory, 64, MemoryOwner::ThisProcess).unwrap();
         mapping.write(56, &7u64.to_ne_bytes());
         for at in [56, 63, 120, usize::MAX] {
@@ -748,9 +767,11 @@ mod tests {
         assert!(mapping.get(57, 8).is_none() && mapping.get(usize::MAX, 2).is_none());
         assert!(panics(|| mapping.write(57, &[0; 8])));
         assert!(panics(|| mapping.write(usize::MAX, &[0; 8])));
-        mapping.head_u64(HEAD_LEN - 8).store(1, Ordering::Relaxed);
-        assert!(panics(|| mapping.head_u64(HEAD_LEN)));
-        assert!(panics(|| mapping.head_u32(2)));
+        mapping
+            .control_u64(CONTROL_LEN - 8)
+            .store(1, Ordering::Relaxed);
+        assert!(panics(|| mapping.control_u64(CONTROL_LEN)));
+        assert!(panics(|| mapping.control_u32(2)));
         assert!(panics(|| WordMapping::map(
             &memory,
             65,
@@ -761,7 +782,7 @@ mod tests {
 
     #[test]
     fn read_only_mapping_is_read_and_not_written() {
-        let memory = memfd::create("read-only", HEAD_LEN + 64).unwrap();
+        let memory = memfd::create("read-only", CONTROL_LEN + 64).unwrap();
         let writable = SharedMapping::map(&memory, 64, true, MemoryOwner::ThisProcess).unwrap();
         writable.write(8, &7u64.to_ne_bytes());
         writable.set_valid(true);

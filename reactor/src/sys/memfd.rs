@@ -22,7 +22,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::os_error::os_error;
 
-/// Maximum bytes of a region's memory, without its head.
+/// Maximum bytes of a region's memory, without its control page.
 pub(crate) const MAX_LEN: usize = 1 << 40;
 
 /// Length above which memory is created only if the machine has that much available. Otherwise the
@@ -284,7 +284,7 @@ pub(crate) fn check_received_sparse(
 ///
 /// # Errors
 /// The defect of the memory.
-pub(crate) fn check_received_body(memory: &impl AsFd, size: usize) -> Result<usize, &'static str> {
+pub(crate) fn check_received_data(memory: &impl AsFd, size: usize) -> Result<usize, &'static str> {
     let memory = memory.as_fd();
     if check_sealed(memory, size, size)? == FileSystem::Tmpfs {
         return Ok(rustix::param::page_size());

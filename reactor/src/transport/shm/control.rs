@@ -138,8 +138,8 @@ pub(crate) struct MemoryGrant<T> {
     pub(crate) rma_events: bool,
     /// The descriptor: owned or borrowed, or `()` while the message is parsed.
     pub(crate) memory: T,
-    /// The descriptor of the head, if it is in memory of its own.
-    pub(crate) head: Option<T>,
+    /// The descriptor of the control page, if it is in memory of its own.
+    pub(crate) control_page: Option<T>,
 }
 
 /// A message received after the hello.
@@ -362,9 +362,9 @@ pub(crate) fn send_grant(
     if grant.base != 0 {
         message.extend(grant.base.to_le_bytes());
     }
-    match grant.head {
+    match grant.control_page {
         None => socket.send(&message, &[grant.memory]),
-        Some(head) => socket.send(&message, &[grant.memory, head]),
+        Some(page) => socket.send(&message, &[grant.memory, page]),
     }
 }
 
@@ -434,14 +434,14 @@ pub(crate) fn recv_control(socket: &ShmSocket) -> ControlRead<ControlEvent> {
     let grant = parse_grant(bytes).ok_or(FDS_WITHOUT_GRANT)?;
     let mut fds = fds.into_iter();
     match (fds.next(), fds.next(), fds.next()) {
-        (Some(memory), head, None) => Ok(Some(ControlEvent::Grant(MemoryGrant {
+        (Some(memory), control_page, None) => Ok(Some(ControlEvent::Grant(MemoryGrant {
             key: grant.key,
             len: grant.len,
             access: grant.access,
             base: grant.base,
             rma_events: grant.rma_events,
             memory,
-            head,
+            control_page,
         }))),
         _ => Err("memory grant with more than two descriptors".into()),
     }
@@ -477,7 +477,7 @@ fn parse_grant(bytes: &[u8]) -> Option<MemoryGrant<()>> {
         base,
         rma_events: flags & GRANT_RMA_EVENTS != 0,
         memory: (),
-        head: None,
+        control_page: None,
     })
 }
 

@@ -2,9 +2,9 @@
 //!
 //! The program creates the memory (`memfd_create(2)`). A [`Memfd`] seals its size and maps it once
 //! for this process; a [`MemfdRegion`] is one registration. A peer maps the memory itself. The
-//! validity word cannot be in it, so a registration has a `SharedMemory` without bytes, its head,
-//! which peers only read. Domains of other transports register the memory too; there this process
-//! executes the accesses.
+//! validity word cannot be in it, so a registration has a `SharedMemory` without data, its control
+//! page, which peers only read. Domains of other transports register the memory too; there this
+//! process executes the accesses.
 //!
 //! A peer can map the memory only if the kernel then keeps it to the rights that the region grants,
 //! and if no access of the peer can fault (`sys::memfd`). Other regions are served by this process:
@@ -87,7 +87,7 @@ impl Memfd {
         let (len, page_len) = memfd::prepare(&fd)?;
         let granted = memfd::reopen(&fd)?;
         let owner = MemoryOwner::ThisProcess;
-        let mapping = SharedMapping::map_body(&fd, (len, page_len), None, true, owner)?;
+        let mapping = SharedMapping::map_data(&fd, (len, page_len), None, true, owner)?;
         Ok(Self {
             inner: Arc::new(MappedMemfd {
                 mapping,
@@ -138,7 +138,7 @@ fn check_len(len: usize) -> Result<()> {
 pub fn memfd_region(memory: &Memfd, access: Access) -> Result<Arc<dyn RegionMemory>> {
     Ok(Arc::new(MemfdRegion {
         memory: memory.inner.clone(),
-        head: SharedMemory::create(0, Access::REMOTE_READ)?,
+        control_page: SharedMemory::create(0, Access::REMOTE_READ)?,
         is_writable: access.contains(Access::REMOTE_WRITE),
         is_mappable: OnceLock::new(),
     }))
@@ -149,7 +149,7 @@ pub fn memfd_region(memory: &Memfd, access: Access) -> Result<Arc<dyn RegionMemo
 pub(crate) struct MemfdRegion {
     memory: Arc<MappedMemfd>,
     /// Has the validity word of this registration.
-    head: SharedMemory,
+    control_page: SharedMemory,
     is_writable: bool,
     /// Whether peers can map the memory with the rights of the region. Unset until the memory is
     /// sealed.
@@ -157,11 +157,11 @@ pub(crate) struct MemfdRegion {
 }
 
 impl MemfdRegion {
-    /// Returns the descriptors to grant to peers: of the memory, and of its head. `None` if peers
-    /// cannot map the memory.
+    /// Returns the descriptors to grant to peers: of the memory, and of its control page. `None` if
+    /// peers cannot map the memory.
     pub(crate) fn mappable_fds(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
         let is_mappable = self.is_mappable.get() == Some(&true);
-        is_mappable.then(|| (self.memory.granted.as_fd(), self.head.fd()))
+        is_mappable.then(|| (self.memory.granted.as_fd(), self.control_page.fd()))
     }
 }
 
@@ -191,13 +191,13 @@ impl RegionBytes for MemfdRegion {
     }
 
     fn is_open(&self) -> bool {
-        self.head.is_open()
+        self.control_page.is_open()
     }
 }
 
 impl RegionMemory for MemfdRegion {
     fn close(&self) {
-        self.head.close();
+        self.control_page.close();
     }
 
     fn address(&self) -> u64 {
@@ -216,7 +216,7 @@ impl RegionMemory for MemfdRegion {
 mod tests {
     use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, SealFlags, SeekFrom};
 
-    use super::super::shared_memory::{grantable, map_body_from_peer};
+    use super::super::shared_memory::{grantable, map_data_from_peer};
     use super::*;
 
     const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
@@ -241,8 +241,8 @@ mod tests {
 
     /// Returns the descriptors of a region that peers map.
     fn granted_fds(region: &Arc<dyn RegionMemory>) -> (BorrowedFd<'_>, BorrowedFd<'_>) {
-        let (memory, head) = grantable(&**region).unwrap();
-        (memory, head.unwrap())
+        let (memory, page) = grantable(&**region).unwrap();
+        (memory, page.unwrap())
     }
 
     #[test]
@@ -291,8 +291,8 @@ mod tests {
         let memory = Memfd::create(10_000).unwrap();
         let regions = [(); 2].map(|()| registered(&memory, READ_WRITE));
         let mappings = regions.each_ref().map(|region| {
-            let (memory, head) = granted_fds(region);
-            map_body_from_peer(memory, head, 10_000, true).unwrap()
+            let (memory, page) = granted_fds(region);
+            map_data_from_peer(memory, page, 10_000, true).unwrap()
         });
         mappings[0].write(9_000, b"seen by all");
         let mut seen = [0; 11];
@@ -309,7 +309,7 @@ mod tests {
             regions.each_ref().map(|region| region.is_open()),
             [false, true]
         );
-        // The head is mapped for reading, so a peer cannot end a registration.
+        // The control page is mapped for reading, so a peer cannot end a registration.
         let set_valid = std::panic::AssertUnwindSafe(|| mappings[1].set_valid(false));
         assert!(std::panic::catch_unwind(set_valid).is_err());
     }
@@ -319,10 +319,10 @@ mod tests {
     fn memory_without_remote_write_cannot_be_written_by_peers() {
         let memory = Memfd::create(10_000).unwrap();
         let region = registered(&memory, Access::REMOTE_READ);
-        let (fd, head) = granted_fds(&region);
-        let refused = map_body_from_peer(fd, head, 10_000, true).unwrap_err();
+        let (fd, page) = granted_fds(&region);
+        let refused = map_data_from_peer(fd, page, 10_000, true).unwrap_err();
         assert_eq!(refused, "grants memory that cannot be mapped");
-        assert!(map_body_from_peer(fd, head, 10_000, false).is_ok());
+        assert!(map_data_from_peer(fd, page, 10_000, false).is_ok());
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         assert!(rustix::fs::fallocate(fd, punch, 0, 4096).is_err());
         assert!(rustix::io::pwrite(fd, b"x", 0).is_err());
@@ -352,23 +352,23 @@ mod tests {
     fn grants_of_other_memory_are_refused() {
         let memory = Memfd::create(10_000).unwrap();
         let region = registered(&memory, READ_WRITE);
-        let (fd, head) = granted_fds(&region);
-        let refused = |body: &dyn AsFd, head: &dyn AsFd, len| {
-            map_body_from_peer(body.as_fd(), head.as_fd(), len, true).unwrap_err()
+        let (fd, page) = granted_fds(&region);
+        let refused = |data: &dyn AsFd, page: &dyn AsFd, len| {
+            map_data_from_peer(data.as_fd(), page.as_fd(), len, true).unwrap_err()
         };
-        assert!(refused(&fd, &head, 9_999).contains("announced size"));
-        assert!(refused(&fd, &head, 0).contains("without bytes"));
-        assert!(refused(&fd, &head, usize::MAX).contains("too large"));
+        assert!(refused(&fd, &page, 9_999).contains("announced size"));
+        assert!(refused(&fd, &page, 0).contains("without bytes"));
+        assert!(refused(&fd, &page, usize::MAX).contains("too large"));
         assert!(refused(&fd, &fd, 10_000).contains("announced size"));
-        assert!(refused(&head, &head, 10_000).contains("announced size"));
+        assert!(refused(&page, &page, 10_000).contains("announced size"));
         let unsealed = program_memory(4096, MemfdFlags::ALLOW_SEALING);
         assert!(refused(&fd, &unsealed, 10_000).contains("not sealed"));
-        assert!(refused(&unsealed, &head, 4096).contains("not sealed"));
+        assert!(refused(&unsealed, &page, 4096).contains("not sealed"));
         let null = std::fs::File::open("/dev/null").unwrap();
         assert!(refused(&fd, &null, 10_000).contains("sealed"));
         let sparse = program_memory(10_000, MemfdFlags::ALLOW_SEALING);
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&sparse, seals).unwrap();
-        assert!(refused(&sparse, &head, 10_000).contains("not allocated"));
+        assert!(refused(&sparse, &page, 10_000).contains("not allocated"));
     }
 }

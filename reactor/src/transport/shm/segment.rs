@@ -16,11 +16,11 @@ use fabric_core::{Error, Result};
 
 use super::record::MAX_ACKS;
 use super::ring::{LINE_LEN, RingMemory};
-use crate::sys::mapping::{HEAD_LEN, MappedRange, MemoryOwner, WordMapping};
+use crate::sys::mapping::{CONTROL_LEN, MappedRange, MemoryOwner, WordMapping};
 use crate::sys::memfd;
 use crate::sys::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
 
-// Layout of a segment: byte offsets of the control words in the head. The body is the ring.
+// Layout of a segment: byte offsets of the words in the control page. The data is the ring.
 
 /// Distance between control words, so that writers of different words do not share a pair of cache
 /// lines.
@@ -51,7 +51,7 @@ const CMA_OFFERS_REVOKED_AT: usize = 7 * CONTROL_STRIDE;
 const HAS_ACKS_AT: usize = 8 * CONTROL_STRIDE;
 /// Bitmap of the ack ids that the receiver has acknowledged.
 const ACK_BITS_AT: usize = 9 * CONTROL_STRIDE;
-const _: () = assert!(ACK_BITS_AT + MAX_ACKS / 8 <= HEAD_LEN);
+const _: () = assert!(ACK_BITS_AT + MAX_ACKS / 8 <= CONTROL_LEN);
 
 /// Bounds of the number of lines of a segment that is accepted from a peer.
 const MIN_LINES: usize = 64;
@@ -101,8 +101,8 @@ impl Segment {
     /// to pass to the peer.
     pub(crate) fn create(lines: usize) -> Result<(Self, OwnedFd)> {
         let len = lines * LINE_LEN;
-        let allocated = HEAD_LEN + initial_lines(lines) * LINE_LEN;
-        let memory = memfd::create_sparse("fabric-shm", HEAD_LEN + len, allocated)?;
+        let allocated = CONTROL_LEN + initial_lines(lines) * LINE_LEN;
+        let memory = memfd::create_sparse("fabric-shm", CONTROL_LEN + len, allocated)?;
         memfd::seal(&memory, true)?;
         let mapping = WordMapping::map(&memory, len, MemoryOwner::ThisProcess)?;
         Ok((Self { mapping }, memory))
@@ -116,8 +116,8 @@ impl Segment {
             ));
         }
         let len = lines * LINE_LEN;
-        let allocated = HEAD_LEN + initial_lines(lines) * LINE_LEN;
-        memfd::check_received_sparse(&memory, HEAD_LEN + len, allocated)
+        let allocated = CONTROL_LEN + initial_lines(lines) * LINE_LEN;
+        memfd::check_received_sparse(&memory, CONTROL_LEN + len, allocated)
             .map_err(SegmentError::Malformed)?;
         let mapping =
             WordMapping::map(memory, len, MemoryOwner::Peer).map_err(SegmentError::NoResources)?;
@@ -126,7 +126,7 @@ impl Segment {
 
     /// Returns the bytes of the mapping.
     pub(crate) fn mapped_len(&self) -> usize {
-        HEAD_LEN + self.mapping.len()
+        CONTROL_LEN + self.mapping.len()
     }
 
     /// Returns `len` bytes of a record from byte `start` of the lines, to be copied out. `None` if
@@ -181,7 +181,7 @@ impl Segment {
 
     fn retired_slots_word(&self, word: usize) -> &AtomicU64 {
         self.mapping
-            .head_u64(RETIRED_SLOTS_AT + 8 * (word % SLOT_BITMAP_WORDS))
+            .control_u64(RETIRED_SLOTS_AT + 8 * (word % SLOT_BITMAP_WORDS))
     }
 
     /// Takes the bits of one word of the bitmap: the slots returned since the last call. Bit `n` of
@@ -199,13 +199,13 @@ impl Segment {
 
     fn returned_slots_word(&self, word: usize) -> &AtomicU64 {
         self.mapping
-            .head_u64(RETURNED_SLOTS_AT + 8 * (word % SLOT_BITMAP_WORDS))
+            .control_u64(RETURNED_SLOTS_AT + 8 * (word % SLOT_BITMAP_WORDS))
     }
 
     /// Records whether the receiver refuses to map further chunks.
     pub(crate) fn set_loans_refused(&self, refused: bool) {
         self.mapping
-            .head_u32(LOANS_REFUSED_AT)
+            .control_u32(LOANS_REFUSED_AT)
             .store(u32::from(refused), Ordering::Relaxed);
     }
 
@@ -213,7 +213,7 @@ impl Segment {
     /// messages that are in chunks the receiver does not have.
     pub(crate) fn are_loans_refused(&self) -> bool {
         self.mapping
-            .head_u32(LOANS_REFUSED_AT)
+            .control_u32(LOANS_REFUSED_AT)
             .load(Ordering::Relaxed)
             != 0
     }
@@ -229,13 +229,16 @@ impl Segment {
         // SYNC: pairs with the acquire in `take_has_acks`: a sender that clears the flag sees the
         // bit.
         self.mapping
-            .head_u32(HAS_ACKS_AT)
+            .control_u32(HAS_ACKS_AT)
             .store(1, Ordering::Release);
     }
 
     /// Returns whether acks may have arrived, without clearing the flag.
     pub(crate) fn has_acks(&self) -> bool {
-        self.mapping.head_u32(HAS_ACKS_AT).load(Ordering::Relaxed) != 0
+        self.mapping
+            .control_u32(HAS_ACKS_AT)
+            .load(Ordering::Relaxed)
+            != 0
     }
 
     /// Clears the flag of arrived acks. Returns whether the flag was set.
@@ -244,7 +247,7 @@ impl Segment {
         self.has_acks()
             && self
                 .mapping
-                .head_u32(HAS_ACKS_AT)
+                .control_u32(HAS_ACKS_AT)
                 .swap(0, Ordering::Acquire)
                 != 0
     }
@@ -258,7 +261,7 @@ impl Segment {
 
     fn ack_word(&self, word: usize) -> &AtomicU64 {
         self.mapping
-            .head_u64(ACK_BITS_AT + 8 * (word % (MAX_ACKS / 64)))
+            .control_u64(ACK_BITS_AT + 8 * (word % (MAX_ACKS / 64)))
     }
 
     // ---- cross-memory attach
@@ -266,20 +269,23 @@ impl Segment {
     /// Publishes the sender's marker, before the hello is sent.
     pub(crate) fn set_cma_marker(&self, marker: CmaMarker) {
         self.mapping
-            .head_u64(CMA_MARKER_AT)
+            .control_u64(CMA_MARKER_AT)
             .store(marker.address, Ordering::Relaxed);
         self.mapping
-            .head_u64(CMA_MARKER_AT + 8)
+            .control_u64(CMA_MARKER_AT + 8)
             .store(marker.value, Ordering::Relaxed);
     }
 
     /// Returns the marker that the sender has published; zeros if there is none.
     pub(crate) fn cma_marker(&self) -> CmaMarker {
         CmaMarker {
-            address: self.mapping.head_u64(CMA_MARKER_AT).load(Ordering::Relaxed),
+            address: self
+                .mapping
+                .control_u64(CMA_MARKER_AT)
+                .load(Ordering::Relaxed),
             value: self
                 .mapping
-                .head_u64(CMA_MARKER_AT + 8)
+                .control_u64(CMA_MARKER_AT + 8)
                 .load(Ordering::Relaxed),
         }
     }
@@ -287,7 +293,7 @@ impl Segment {
     /// Records that the receiver may read the sender's memory, before the accept message is sent.
     pub(crate) fn set_cma_capable(&self) {
         self.mapping
-            .head_u32(CMA_CAPABLE_AT)
+            .control_u32(CMA_CAPABLE_AT)
             .store(1, Ordering::Relaxed);
     }
 
@@ -295,7 +301,7 @@ impl Segment {
     /// has arrived.
     pub(crate) fn is_cma_capable(&self) -> bool {
         self.mapping
-            .head_u32(CMA_CAPABLE_AT)
+            .control_u32(CMA_CAPABLE_AT)
             .load(Ordering::Relaxed)
             != 0
     }
@@ -303,7 +309,7 @@ impl Segment {
     /// Records that the sender is about to free the buffers of its CMA offers.
     pub(crate) fn revoke_cma_offers(&self) {
         self.mapping
-            .head_u32(CMA_OFFERS_REVOKED_AT)
+            .control_u32(CMA_OFFERS_REVOKED_AT)
             .store(1, Ordering::Relaxed);
         // SYNC: pairs with the fence in `are_cma_offers_revoked`. A receiver that sees a later
         // write to the freed memory also sees this flag.
@@ -316,7 +322,7 @@ impl Segment {
         // SYNC: pairs with the fence in `revoke_cma_offers`.
         full_fence();
         self.mapping
-            .head_u32(CMA_OFFERS_REVOKED_AT)
+            .control_u32(CMA_OFFERS_REVOKED_AT)
             .load(Ordering::Relaxed)
             != 0
     }
@@ -355,15 +361,15 @@ impl RingMemory for Segment {
     }
 
     fn released(&self) -> &AtomicU64 {
-        self.mapping.head_u64(RELEASED_AT)
+        self.mapping.control_u64(RELEASED_AT)
     }
 
     fn consumer_waiting(&self) -> &AtomicU32 {
-        self.mapping.head_u32(CONSUMER_WAITING_AT)
+        self.mapping.control_u32(CONSUMER_WAITING_AT)
     }
 
     fn producer_waiting(&self) -> &AtomicU32 {
-        self.mapping.head_u32(PRODUCER_WAITING_AT)
+        self.mapping.control_u32(PRODUCER_WAITING_AT)
     }
 
     #[inline(always)] // fast path of small messages
@@ -396,7 +402,7 @@ mod tests {
         assert!(rejected(&fd, 65, "out of bounds"));
         assert!(rejected(&fd, 2 * MAX_LINES, "out of bounds"));
         assert!(rejected(&fd, 1 << 40, "out of bounds"));
-        let size = HEAD_LEN + 64 * LINE_LEN;
+        let size = CONTROL_LEN + 64 * LINE_LEN;
         let unsealed = memfd::create("unsealed", size).unwrap();
         assert!(rejected(&unsealed, 64, "not sealed"));
         let null = std::fs::File::open("/dev/null").unwrap();
@@ -408,8 +414,8 @@ mod tests {
     #[test]
     fn growth_of_a_hostile_ring_allocates_little_memory() {
         const MAX_ALLOCATED: usize = 1 << 20;
-        let size = HEAD_LEN + MAX_LINES * LINE_LEN;
-        let allocated = HEAD_LEN + INITIAL_LINES * LINE_LEN;
+        let size = CONTROL_LEN + MAX_LINES * LINE_LEN;
+        let allocated = CONTROL_LEN + INITIAL_LINES * LINE_LEN;
         let memory = memfd::create_sparse("hostile", size, allocated).unwrap();
         memfd::seal(&memory, true).unwrap();
         let segment = Segment::map_from_peer(&memory, MAX_LINES).unwrap();

@@ -21,7 +21,7 @@ use fabric_core::{Error, Result};
 
 use super::memfd_region::MemfdRegion;
 use crate::sys::fork_guard::ForkGuard;
-use crate::sys::mapping::{HEAD_LEN, MemoryOwner, SharedMapping};
+use crate::sys::mapping::{CONTROL_LEN, MemoryOwner, SharedMapping};
 use crate::sys::memfd;
 
 /// Shared memory at its owner.
@@ -49,7 +49,7 @@ impl SharedMemory {
             });
         }
         memfd::check_available(len)?;
-        let fd = memfd::create("fabric-region", HEAD_LEN + len)?;
+        let fd = memfd::create("fabric-region", CONTROL_LEN + len)?;
         let mapping = SharedMapping::map(&fd, len, true, MemoryOwner::ThisProcess)?;
         memfd::seal(&fd, access.contains(Access::REMOTE_WRITE))?;
         mapping.set_valid(true);
@@ -113,7 +113,8 @@ impl RegionMemory for SharedMemory {
 }
 
 /// Returns the descriptors to grant to peers that map a region with this memory: of the memory,
-/// and of its head if that is in memory of its own. `None` for memory that its owner serves.
+/// and of its control page if that is in memory of its own. `None` for memory that its owner
+/// serves.
 pub(crate) fn grantable(
     memory: &dyn RegionMemory,
 ) -> Option<(BorrowedFd<'_>, Option<BorrowedFd<'_>>)> {
@@ -122,8 +123,8 @@ pub(crate) fn grantable(
         return Some((shared.fd(), None));
     }
     let region = memory.downcast_ref::<MemfdRegion>()?;
-    let (memory, head) = region.mappable_fds()?;
-    Some((memory, Some(head)))
+    let (memory, control_page) = region.mappable_fds()?;
+    Some((memory, Some(control_page)))
 }
 
 /// Maps memory with `len` bytes of data that a peer granted.
@@ -138,18 +139,18 @@ pub(crate) fn map_from_peer(
     if len > memfd::MAX_LEN {
         return Err(TOO_LARGE);
     }
-    memfd::check_received(&memory, HEAD_LEN + len)?;
+    memfd::check_received(&memory, CONTROL_LEN + len)?;
     SharedMapping::map(memory, len, writable, MemoryOwner::Peer).map_err(|_| NOT_MAPPABLE)
 }
 
 /// Maps memory of a peer's program, of `len` bytes, whose validity word is in memory of its own,
-/// the head (`memfd_region`).
+/// its control page (`memfd_region`).
 ///
 /// # Errors
 /// As [`map_from_peer`].
-pub(crate) fn map_body_from_peer(
+pub(crate) fn map_data_from_peer(
     memory: impl AsFd,
-    head: impl AsFd,
+    control_page: impl AsFd,
     len: usize,
     writable: bool,
 ) -> Result<SharedMapping, &'static str> {
@@ -159,10 +160,10 @@ pub(crate) fn map_body_from_peer(
     if len == 0 {
         return Err("grants a region without bytes");
     }
-    memfd::check_received(&head, HEAD_LEN)?;
-    let page_len = memfd::check_received_body(&memory, len)?;
-    let head = Some(head.as_fd());
-    SharedMapping::map_body(memory, (len, page_len), head, writable, MemoryOwner::Peer)
+    memfd::check_received(&control_page, CONTROL_LEN)?;
+    let page_len = memfd::check_received_data(&memory, len)?;
+    let page = Some(control_page.as_fd());
+    SharedMapping::map_data(memory, (len, page_len), page, writable, MemoryOwner::Peer)
         .map_err(|_| NOT_MAPPABLE)
 }
 
@@ -248,7 +249,7 @@ mod tests {
                 .unwrap_err()
                 .contains("too large")
         );
-        let unsealed = memfd::create("unsealed", HEAD_LEN + 100).unwrap();
+        let unsealed = memfd::create("unsealed", CONTROL_LEN + 100).unwrap();
         assert!(
             map_from_peer(&unsealed, 100, true)
                 .unwrap_err()

@@ -56,7 +56,7 @@ impl RxConnection {
     /// # Errors
     /// The protocol violation.
     pub(super) fn on_grant(&mut self, grant: MemoryGrant<PeerFd>) -> Result<(), &'static str> {
-        if grant.head.is_some() {
+        if grant.control_page.is_some() {
             return Err("bounce buffer or loan chunk with a second descriptor");
         }
         if grant.access.contains(Access::REMOTE_WRITE) {
@@ -214,7 +214,7 @@ impl RxConnection {
         // Memory that is mapped to be written can also be read.
         let is_readable = region.access.contains(Access::REMOTE_READ);
         let grantable = shared_memory::grantable(&*region.memory).filter(|_| is_readable);
-        let Some((memory, head)) = grantable else {
+        let Some((memory, control_page)) = grantable else {
             self.granted_regions
                 .insert(key, region.access, is_registered);
             let served = ControlMessage::MrServedByOwner { key, rma_events };
@@ -227,7 +227,7 @@ impl RxConnection {
             base: region.base,
             rma_events,
             memory,
-            head,
+            control_page,
         };
         match control::send_grant(socket, &grant) {
             Ok(()) => {

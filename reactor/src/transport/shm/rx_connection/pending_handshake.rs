@@ -363,7 +363,7 @@ mod tests {
     use super::super::super::socket::SocketConnect;
     use super::*;
     use crate::sys::closer::tests::block_memory_closer;
-    use crate::sys::mapping::HEAD_LEN;
+    use crate::sys::mapping::CONTROL_LEN;
     use crate::sys::memfd;
 
     const LINES: usize = 64;
@@ -371,7 +371,7 @@ mod tests {
 
     /// Returns sealed memory with the size of a segment.
     fn memory() -> OwnedFd {
-        let size = HEAD_LEN + LINES * LINE_LEN;
+        let size = CONTROL_LEN + LINES * LINE_LEN;
         let memory = memfd::create(NAME, size).unwrap();
         memfd::seal(&memory, true).unwrap();
         memory
@@ -463,7 +463,7 @@ mod tests {
                 base: 0,
                 rma_events: false,
                 memory: memory.as_fd(),
-                head: None,
+                control_page: None,
             };
             control::send_grant(&client, &grant).unwrap();
             match control::recv_control(rx.socket().expect("the peer is up")) {

@@ -85,7 +85,7 @@ impl TxChannel {
             base: 0,
             rma_events: false,
             memory,
-            head: None,
+            control_page: None,
         };
         match control::send_grant(&self.socket, &grant) {
             // The peer has ended; the next read of the socket reports that.

@@ -316,7 +316,7 @@ impl TxChannel {
                 base: 0,
                 rma_events: false,
                 memory: memory.fd(),
-                head: None,
+                control_page: None,
             };
             match control::send_grant(&self.socket, &grant) {
                 // After these errors the next read of the socket reports the end of the peer.

@@ -195,12 +195,12 @@ impl TxConnection {
             base,
             rma_events,
             memory,
-            head,
+            control_page,
         } = grant;
         let writable = access.contains(Access::REMOTE_WRITE);
-        let mapping = match head {
+        let mapping = match control_page {
             None => shared_memory::map_from_peer(&memory, len, writable),
-            Some(head) => shared_memory::map_body_from_peer(&memory, &head, len, writable),
+            Some(page) => shared_memory::map_data_from_peer(&memory, &page, len, writable),
         };
         let region = mapping.map(|mapping| MappedRegion {
             key,
