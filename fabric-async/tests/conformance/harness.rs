@@ -219,7 +219,8 @@ fn check_page(page: &str) {
     const PINNED: [&str; 1] = [include_str!("../pinned.rs")];
     const RESOURCE_DOMAINS: [&str; 1] = [include_str!("../resource_domains.rs")];
     const SERIAL: [&str; 1] = [include_str!("../serial.rs")];
-    const PROCESSES: [&str; 3] = [
+    const PROCESSES: [&str; 4] = [
+        include_str!("../processes/failed_openings.rs"),
         include_str!("../processes/tcp/msg_options.rs"),
         include_str!("../processes/tcp/network_namespaces.rs"),
         include_str!("../processes/udp/traffic_class.rs"),

@@ -11,6 +11,8 @@ mod connected_shm;
 mod connected_shm_hostile;
 mod domain_mode;
 mod event_loops;
+mod failed_openings;
+mod failing_calls;
 mod forks;
 mod guide;
 mod guide_sessions;

@@ -20,7 +20,7 @@ const MESSAGE: &str = "hello";
 /// Exit codes of a connecting process: served, or refused for lack of resources.
 const EXIT_SERVED: i32 = 0;
 const EXIT_REFUSED: i32 = 10;
-const EMFILE: i32 = 24;
+pub(crate) const EMFILE: i32 = 24;
 
 /// Waits for the parent, connects once, and returns the exit code for the outcome.
 pub(crate) async fn connect_once(name: &str) -> i32 {
@@ -153,7 +153,7 @@ pub(crate) async fn huge_sender(name: &str, single_copy_from: usize) {
 }
 
 /// Opens files until only `left` descriptors are free.
-fn exhaust_descriptors(left: usize) -> Vec<File> {
+pub(crate) fn exhaust_descriptors(left: usize) -> Vec<File> {
     let mut files: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
     files.truncate(files.len() - left);
     files
@@ -170,9 +170,9 @@ fn address_space_bytes() -> u64 {
 }
 
 /// Changes a resource limit of this process, and restores it when dropped.
-struct RlimitGuard(Resource, Option<u64>);
+pub(crate) struct RlimitGuard(Resource, Option<u64>);
 
-fn set_rlimit(resource: Resource, to: u64) -> RlimitGuard {
+pub(crate) fn set_rlimit(resource: Resource, to: u64) -> RlimitGuard {
     let previous = getrlimit(resource);
     setrlimit(
         resource,
