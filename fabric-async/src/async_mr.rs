@@ -295,8 +295,9 @@ impl<R: Send + 'static, E: Send + 'static> RegionRequest<R, E> {
     /// [`Error::Unbound`] when the domain has no event queue; [`Error::Invalid`] when it was bound
     /// without [`FI_REG_MR`](crate::Domain::bind_eq_reg_mr); [`Error::WouldBlock`] with
     /// [`Resource::EventEntry`](crate::Resource::EventEntry) when all entries for registrations are
-    /// in use; [`Error::TooMany`] when the domain has `mr_cnt` regions; [`Error::Os`] when no
-    /// thread can be started; [`Error::Closed`]. All other failures are events.
+    /// in use; [`Error::NotSupported`] when the provider has no memory regions; [`Error::TooMany`]
+    /// when the domain has `mr_cnt` regions; [`Error::Os`] when no thread can be started;
+    /// [`Error::Closed`]. All other failures are events.
     #[doc(alias = "fi_mr_reg")]
     #[doc(alias = "FI_REG_MR")]
     pub fn post(self) -> Result<PendingRegion<R, E>, E> {
@@ -372,6 +373,9 @@ impl<R: Send + 'static, E: Send + 'static> PendingRegion<R, E> {
     }
 
     fn try_start(&self, posted: Option<u64>) -> Result<()> {
+        if let Phase::Waiting(params, _) = &self.shared.lock().phase {
+            params.domain.check_has_regions()?;
+        }
         self.shared.node.attach_to_parent()?;
         if let Some(context) = posted
             && let Phase::Waiting(params, _) = &mut self.shared.lock().phase

@@ -150,9 +150,9 @@ impl DomainInner {
         *bound = None;
     }
 
-    /// Checks that the domain is open and registers memory synchronously.
+    /// Checks that the domain is open, has regions, and registers memory synchronously.
     pub(crate) fn check_registers_now(&self) -> Result<()> {
-        self.node.check_open()?;
+        self.check_has_regions()?;
         match &*self.lock_eq() {
             Some(bound) if bound.registration == RegistrationMode::Asynchronous => {
                 Err(Error::Invalid {
@@ -198,6 +198,12 @@ impl std::ops::Deref for DomainInner {
 }
 
 impl DomainCore {
+    /// Checks that the domain is open and that its provider has memory regions.
+    pub(crate) fn check_has_regions(&self) -> Result<()> {
+        self.node.check_open()?;
+        self.fabric.inner.transport.check_has_regions()
+    }
+
     /// Returns the scheme of addresses of the domain's provider: that of text without one, such as
     /// `fi_sockaddr_in://`.
     pub(crate) fn scheme(&self) -> Scheme {

@@ -150,7 +150,7 @@ pub enum Error {
     },
     /// More elements than allowed: buffers of a message, connections of peers, or objects of a
     /// domain. `FI_EMSGSIZE`.
-    #[error("{count} {what} exceed the limit of {limit}")]
+    #[error("{}", text::describe_count(what, *count, *limit))]
     TooMany {
         /// What is too many, in the plural.
         what: &'static str,

@@ -17,7 +17,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::flags::Access;
 use crate::info::{Hints, Info};
 use crate::mr::RegionMemory;
@@ -70,22 +70,25 @@ pub trait Transport: Send + Sync + 'static {
     /// Options that the transport refuses.
     fn offers(&self, hints: &Hints) -> Result<Vec<Info>>;
 
+    /// Checks that domains of the transport have memory regions.
+    ///
+    /// # Errors
+    /// [`NotSupported`](crate::Error::NotSupported) without remote memory access.
+    fn check_has_regions(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Allocates `len` zeroed bytes that peers of a domain can access with these rights once the
     /// memory is registered in that domain.
     ///
     /// # Errors
-    /// The error of the operating system; [`Error::NotSupported`] without remote memory access.
-    fn alloc(&self, len: usize, access: Access) -> Result<Arc<dyn RegionMemory>> {
-        let _ = (len, access);
-        Err(Error::NotSupported(
-            "memory regions over udp (FI_RMA); use shm or tcp",
-        ))
-    }
+    /// The error of the operating system; that of [`check_has_regions`](Self::check_has_regions).
+    fn alloc(&self, len: usize, access: Access) -> Result<Arc<dyn RegionMemory>>;
 
     /// Checks that pages are behind `len` bytes at an address (`FI_MR_ALLOCATED`).
     ///
     /// # Errors
-    /// [`Error::Invalid`] when a byte has no page.
+    /// [`Invalid`](crate::Error::Invalid) when a byte has no page.
     fn check_allocated(&self, address: u64, len: usize) -> Result<()> {
         let _ = (address, len);
         Ok(())

@@ -3,8 +3,10 @@
 use std::net::UdpSocket;
 
 use bytes::Bytes;
-use fabric_async::buf::{Gather, Scatter};
-use fabric_async::{CancelOutcome, Caps, Endpoint, EpType, Error, FiAddr, Protocol, Scheme};
+use fabric_async::buf::{Gather, Memfd, Scatter};
+use fabric_async::{
+    Access, CancelOutcome, Caps, Endpoint, EpType, Error, FiAddr, Protocol, Scheme,
+};
 use futures_util::StreamExt;
 
 use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with};
@@ -457,6 +459,7 @@ pub(crate) async fn unsupported_caps_and_ops_are_refused(setup: Setup) {
             .unwrap_err()
             .error,
     );
+    assert_regions_are_refused(&a).await;
     a.ep.send(to_b, "no refused message was sent")
         .await
         .unwrap();
@@ -464,6 +467,28 @@ pub(crate) async fn unsupported_caps_and_ops_are_refused(setup: Setup) {
         &b.ep.recv().await.unwrap()[..],
         b"no refused message was sent"
     );
+}
+
+/// Checks that every call that registers memory is refused, because the provider has no regions.
+async fn assert_regions_are_refused(fixture: &EndpointFixture) {
+    let (domain, access) = (&fixture.domain, Access::REMOTE_READ);
+    let memory = Memfd::create(4096).unwrap();
+    let in_place = domain.register(vec![0; 8], access, None);
+    let local = domain.register_local(vec![0; 8], Access::SEND);
+    for refused in [
+        domain.alloc(8, access).map(drop).unwrap_err(),
+        domain
+            .alloc_from(vec![0; 8], access, None)
+            .unwrap_err()
+            .error,
+        in_place.map(drop).unwrap_err().error,
+        domain.register_memfd(&memory, access, None).unwrap_err(),
+        local.map(drop).unwrap_err().error,
+        domain.alloc_async(8, access).await.map(drop).unwrap_err(),
+    ] {
+        let expected = "not supported: memory regions over udp (FI_RMA); use shm or tcp";
+        assert_eq!(refused.to_string(), expected);
+    }
 }
 
 pub(crate) async fn bind_opens_a_working_endpoint(setup: Setup) {

@@ -240,6 +240,14 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
             vec!["20 buffers exceed the limit of 15"],
         ),
         (
+            Error::TooMany {
+                what: "memory regions",
+                count: 1,
+                limit: 0,
+            },
+            vec!["no memory regions are allowed: the limit is 0"],
+        ),
+        (
             Error::OutOfMemory {
                 what: "buffer",
                 len: 5000,

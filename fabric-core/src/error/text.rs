@@ -36,6 +36,15 @@ pub(super) fn too_long_remedy(what: &str) -> &'static str {
     }
 }
 
+/// Returns the text of [`Error::TooMany`](super::Error::TooMany). Names are in the plural, and a
+/// single one exceeds no limit but 0.
+pub(super) fn describe_count(what: &str, count: usize, limit: usize) -> String {
+    match limit {
+        0 => format!("no {what} are allowed: the limit is 0"),
+        _ => format!("{count} {what} exceed the limit of {limit}"),
+    }
+}
+
 /// Returns the end of the text of [`Error::Key`](super::Error::Key).
 pub(super) fn key_remedy(why: &str) -> &'static str {
     match why {

@@ -29,8 +29,9 @@ mod socket;
 
 use std::sync::Arc;
 
-use fabric_core::flags::{Caps, OpFlags};
+use fabric_core::flags::{Access, Caps, OpFlags};
 use fabric_core::info::{AddrFormat, EpType, Hints, Info, Protocol};
+use fabric_core::mr::RegionMemory;
 use fabric_core::transport::{
     DomainConfig, DomainResources, EndpointContext, EngineContext, ModelSettings, OpenDomain,
     Transport, TransportDomain, TransportEndpoint, WaitSet,
@@ -46,6 +47,9 @@ use endpoint::{UNEXPECTED_BYTES, UdpEndpoint};
 /// The transport of the provider `udp`.
 #[derive(Clone, Copy, Debug)]
 pub struct UdpTransport;
+
+/// The error of calls that register memory.
+const NO_REGIONS: Error = Error::NotSupported("memory regions over udp (FI_RMA); use shm or tcp");
 
 impl Transport for UdpTransport {
     fn name(&self) -> &'static str {
@@ -65,6 +69,14 @@ impl Transport for UdpTransport {
         info.tx.op_flags |= OpFlags::TRANSMIT_COMPLETE;
         info.tx.inject_size = MAX_MESSAGE;
         Ok(info.for_both_progress_models().into())
+    }
+
+    fn check_has_regions(&self) -> Result<()> {
+        Err(NO_REGIONS)
+    }
+
+    fn alloc(&self, _: usize, _: Access) -> Result<Arc<dyn RegionMemory>> {
+        Err(NO_REGIONS)
     }
 }
 
