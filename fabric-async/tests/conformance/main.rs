@@ -63,6 +63,7 @@ mod multi_recv;
 mod multicast;
 mod objects;
 mod ordering;
+mod passive_targets;
 mod payload;
 mod permits;
 mod posting;

@@ -672,6 +672,10 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         messages_wake_sleeping_tasks: ANY_EP_TYPE,
         many_simultaneous_peer_closes_are_all_reported: MSG,
     }
+    passive_targets {
+        automatic_progress_needs_no_calls_of_the_target: RMA.auto_progress(),
+        manual_progress_serves_within_calls_of_the_target: RMA.event_loop(),
+    }
     event_loops {
         event_loops_drive_their_domains: ANY_EP_TYPE.other_threads(),
         registrations_wake_event_loops: RMA.event_loop(),
