@@ -119,6 +119,8 @@ fn register(args: &Arguments) -> (Vec<Test>, Vec<Row>) {
     let mut tests = Vec::new();
     let mut rows = Vec::new();
     let mut is_offered = vec![false; SCENARIOS.len()];
+    // The scenarios that are run, once for each combination.
+    let mut selected = Vec::new();
     // Cached results of discovery, by offer key and requirements.
     let mut offers: Vec<(_, Requirements, Result<bool, String>)> = Vec::new();
     let mut uring_lacks = None;
@@ -170,6 +172,9 @@ fn register(args: &Arguments) -> (Vec<Test>, Vec<Row>) {
             let is_selected = is_selected(args, &name) && (is_ignored || !args.ignored);
             if is_selected {
                 let is_run = !is_ignored || args.ignored || args.include_ignored;
+                if is_run {
+                    selected.push(scenario.name);
+                }
                 let count = if is_run { &row.run } else { &row.skipped };
                 count.fetch_add(1, Ordering::Relaxed);
                 ignored += usize::from(!is_run);
@@ -198,61 +203,84 @@ fn register(args: &Arguments) -> (Vec<Test>, Vec<Row>) {
         );
     };
     tests.push(table_check(args, &mut rows, TABLE_CHECK, offered));
-    tests.push(table_check(args, &mut rows, PAGE_CHECK, || {
-        check_page(include_str!("../../../docs/fi_domain.md"));
+    // A run of all tests runs every scenario that the page names.
+    let is_whole = args.filter.is_none() && args.skip.is_empty() && !args.ignored;
+    tests.push(table_check(args, &mut rows, PAGE_CHECK, move || {
+        let page = include_str!("../../../docs/fi_domain.md");
+        check_page(page, is_whole.then_some(&selected[..]));
     }));
     (tests, rows)
 }
 
-/// Checks that each test exists that a table of this page names. A name in backquotes with `::` is
-/// that of a scenario; one with `core:` is that of a negotiation test, one with `parameters:`,
-/// `pinned:`, `processes:`, `resource_domains:` or `serial:` that of a test in the file or folder
-/// of this name.
-fn check_page(page: &str) {
-    const CORE: [&str; 4] = [
-        include_str!("../../../fabric-core/tests/negotiation/mr_mode.rs"),
-        include_str!("../../../fabric-core/tests/negotiation/properties.rs"),
-        include_str!("../../../fabric-core/tests/negotiation/result.rs"),
-        include_str!("../../../fabric-core/tests/negotiation/rules.rs"),
-    ];
-    const PARAMETERS: [&str; 1] = [include_str!("../parameters.rs")];
-    const PINNED: [&str; 1] = [include_str!("../pinned.rs")];
-    const RESOURCE_DOMAINS: [&str; 1] = [include_str!("../resource_domains.rs")];
-    const SERIAL: [&str; 1] = [include_str!("../serial.rs")];
-    const PROCESSES: [&str; 4] = [
-        include_str!("../processes/failed_openings.rs"),
-        include_str!("../processes/tcp/msg_options.rs"),
-        include_str!("../processes/tcp/network_namespaces.rs"),
-        include_str!("../processes/udp/traffic_class.rs"),
-    ];
-    let is_defined = |name: &str, files: &[&str]| {
-        let definition = format!("fn {name}(");
-        files.iter().any(|tests| tests.contains(&definition))
+/// The files of tests that the page names with a prefix.
+const TEST_FILES: [(&str, &[&str]); 7] = [
+    (
+        "core:",
+        &[
+            include_str!("../../../fabric-core/tests/negotiation/mr_mode.rs"),
+            include_str!("../../../fabric-core/tests/negotiation/properties.rs"),
+            include_str!("../../../fabric-core/tests/negotiation/result.rs"),
+            include_str!("../../../fabric-core/tests/negotiation/rules.rs"),
+        ],
+    ),
+    ("device_copies:", &[include_str!("../device_copies.rs")]),
+    ("parameters:", &[include_str!("../parameters.rs")]),
+    ("pinned:", &[include_str!("../pinned.rs")]),
+    (
+        "resource_domains:",
+        &[include_str!("../resource_domains.rs")],
+    ),
+    ("serial:", &[include_str!("../serial.rs")]),
+    (
+        "processes:",
+        &[
+            include_str!("../processes/failed_openings.rs"),
+            include_str!("../processes/tcp/msg_options.rs"),
+            include_str!("../processes/tcp/network_namespaces.rs"),
+            include_str!("../processes/udp/traffic_class.rs"),
+        ],
+    ),
+];
+
+/// Returns whether a file has a test with this name that is not ignored.
+fn has_test(file: &str, name: &str) -> bool {
+    let Some(at) = file.find(&format!("fn {name}(")) else {
+        return false;
     };
+    let item = file[..at].rsplit("\n\n").next().unwrap_or_default();
+    let attributes = || {
+        item.lines()
+            .map(str::trim)
+            .filter(|of| of.starts_with("#["))
+    };
+    attributes().any(|of| of == "#[test]" || of.starts_with("#[tokio::test"))
+        && !attributes().any(|of| of.starts_with("#[ignore"))
+}
+
+/// Checks each test that a table of this page names. A name in backquotes with `::` is that of a
+/// scenario, which must be in `selected` if there is such a list; one with a prefix of
+/// [`TEST_FILES`] is that of a test in these files.
+fn check_page(page: &str, selected: Option<&[&str]>) {
     let rows = page.lines().filter(|line| line.starts_with('|'));
     let names = rows.flat_map(|row| row.split('`').skip(1).step_by(2));
     let mut checked = 0;
     for name in names {
-        let is_test = if let Some(name) = name.strip_prefix("core:") {
-            is_defined(name, &CORE)
-        } else if let Some(name) = name.strip_prefix("parameters:") {
-            is_defined(name, &PARAMETERS)
-        } else if let Some(name) = name.strip_prefix("pinned:") {
-            is_defined(name, &PINNED)
-        } else if let Some(name) = name.strip_prefix("resource_domains:") {
-            is_defined(name, &RESOURCE_DOMAINS)
-        } else if let Some(name) = name.strip_prefix("serial:") {
-            is_defined(name, &SERIAL)
-        } else if let Some(name) = name.strip_prefix("processes:") {
-            is_defined(name, &PROCESSES)
+        let of_files = TEST_FILES
+            .iter()
+            .find_map(|(prefix, files)| Some((name.strip_prefix(prefix)?, files)));
+        if let Some((test, files)) = of_files {
+            let exists = files.iter().any(|file| has_test(file, test));
+            assert!(exists, "docs/fi_domain.md names {name}, which is no test");
         } else if let Some((module, _)) = name.split_once("::")
             && module.starts_with(char::is_lowercase)
         {
-            SCENARIOS.iter().any(|scenario| scenario.name == name)
+            let exists = SCENARIOS.iter().any(|scenario| scenario.name == name);
+            assert!(exists, "docs/fi_domain.md names {name}, which is no test");
+            let runs = selected.is_none_or(|selected| selected.contains(&name));
+            assert!(runs, "docs/fi_domain.md names {name}, which is not run");
         } else {
             continue;
-        };
-        assert!(is_test, "docs/fi_domain.md names {name}, which is no test");
+        }
         checked += 1;
     }
     assert!(checked > 50, "{checked} names");
