@@ -222,6 +222,57 @@ pub(crate) async fn registered_buffer_that_shrinks_is_closed_to_peers(setup: Set
     }
 }
 
+/// A buffer that becomes shorter after some calls of `writable`.
+struct ShorterAfterCalls {
+    bytes: Vec<u8>,
+    calls_left: Arc<AtomicUsize>,
+}
+
+// SAFETY: the vector does not grow, so its bytes stay where they are.
+unsafe impl CustomBuf for ShorterAfterCalls {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn writable(&mut self) -> Option<&mut [u8]> {
+        let left = self.calls_left.load(Ordering::Relaxed);
+        self.calls_left
+            .store(left.saturating_sub(1), Ordering::Relaxed);
+        let len = if left == 0 { 10 } else { self.bytes.len() };
+        Some(&mut self.bytes[..len])
+    }
+
+    fn set_filled(&mut self, _: usize) {}
+}
+
+/// A registered buffer that becomes shorter while an access of a peer begins or is under way ends
+/// the access: the peer does not wait for it.
+pub(crate) async fn buffer_that_shrinks_during_an_access_ends_the_access(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _progress = b.spawn_progress();
+    let mut refused = 0;
+    for (calls, is_write) in (0..8).flat_map(|calls| [(calls, true), (calls, false)]) {
+        let calls_left = Arc::new(AtomicUsize::new(usize::MAX));
+        let buf: Box<dyn CustomBuf> = Box::new(ShorterAfterCalls {
+            bytes: vec![5; 100_000],
+            calls_left: calls_left.clone(),
+        });
+        let region = b.domain.register(buf, READ_WRITE, None).unwrap();
+        let remote = region.remote();
+        calls_left.store(calls, Ordering::Relaxed);
+        let error = if is_write {
+            let write = a.ep.write(to_b, remote.at(0), vec![1; 60_000]);
+            write.await.err().map(|failed| failed.error)
+        } else {
+            a.ep.fetch_add(to_b, remote.at(8), 1u64).await.err()
+        };
+        let is_expected = matches!(error, None | Some(Error::Key { .. }));
+        assert!(is_expected, "after {calls} calls: {error:?}");
+        refused += usize::from(error.is_some());
+    }
+    assert!(refused > 0, "the buffer shrinks in some of the accesses");
+}
+
 /// A buffer that moves to its other half when it is accessed for writing after `is_second` has
 /// changed.
 #[derive(Debug)]

@@ -589,6 +589,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     custom_buffers {
         drop_of_registered_buffer_drops_its_memory: RMA,
         registered_buffer_that_shrinks_is_closed_to_peers: ATOMIC,
+        buffer_that_shrinks_during_an_access_ends_the_access: ATOMIC,
         fi_mr_allocated_memory_is_backed_by_pages: RMA.chosen_mr_mode(),
         fi_mr_mmu_notify_moved_memory_is_refreshed: RMA.chosen_mr_mode(),
         segment_that_shrinks_closes_its_region: ATOMIC,

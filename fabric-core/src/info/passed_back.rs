@@ -163,6 +163,9 @@ mod tests {
     use crate::flags::Caps;
     use crate::info::ResourceMgmt;
 
+    /// The attribute, and the change of it.
+    type Change = (&'static str, fn(&mut Info));
+
     fn offer() -> Info {
         let mut offer = Info::template("p", "f", "d");
         offer.caps = Caps::MSG.with_directions() | Caps::RMA.with_directions();
@@ -196,7 +199,7 @@ mod tests {
 
     #[test]
     fn values_that_are_not_served_are_refused_by_name() {
-        let changes: [(&str, fn(&mut Info)); 17] = [
+        let changes: [Change; 17] = [
             ("resource_mgmt", |info| {
                 info.domain.resource_mgmt = ResourceMgmt::Disabled
             }),

@@ -64,7 +64,14 @@ pub(super) fn execute_native(
     }
     let region = ctx.region(remote.key).filter(|_| responses.is_target);
     let checked = AccessError::check(region.as_ref(), kind, &remote, remote.len);
-    let (region, offset) = match checked {
+    // A buffer that is found to be shorter when an access begins is closed.
+    let begun = checked.and_then(
+        |(region, offset)| match PeerAccess::begin(&*region.memory) {
+            None if !region.memory.is_open() => Err(AccessError::UnknownKey),
+            access => Ok((region, offset, access)),
+        },
+    );
+    let (region, offset, access) = match begun {
         Ok(found) => found,
         Err(error) => {
             let nack = RmaNack {
@@ -81,9 +88,9 @@ pub(super) fn execute_native(
             ));
         }
     };
-    let (memory, rma_events) = (region.memory.clone(), region.rma_events);
-    let Some(access) = PeerAccess::begin(&*memory) else {
-        let blocked_on = BlockedOn::RegionLocked(memory);
+    let rma_events = region.rma_events;
+    let Some(access) = access else {
+        let blocked_on = BlockedOn::RegionLocked(region.memory.clone());
         return Ok(WriteProgress::Blocked(0, None, blocked_on));
     };
     let mut result = vec![0; if fetches { remote.len } else { 0 }];
@@ -162,7 +169,13 @@ pub(super) fn execute_rxm(
     let mut accesses = Vec::with_capacity(segments.len());
     for segment in &segments {
         let Some(access) = PeerAccess::begin(&*segment.memory) else {
-            return Ok(Some(BlockedOn::RegionLocked(segment.memory.clone())));
+            if segment.memory.is_open() {
+                return Ok(Some(BlockedOn::RegionLocked(segment.memory.clone())));
+            }
+            // The buffer was found to be shorter, which closes it.
+            let unknown = AtomicStatus::from_access_error(AccessError::UnknownKey);
+            responses.push_atomic_response(request, unknown, Vec::new());
+            return Ok(None);
         };
         accesses.push(access);
     }

@@ -137,6 +137,10 @@ impl IncomingWrite {
                             continue;
                         }
                         let Some(access) = PeerAccess::begin(&*segment.memory) else {
+                            if !segment.memory.is_open() {
+                                self.on_region_closed(responses)?;
+                                continue;
+                            }
                             let blocked_on = BlockedOn::RegionLocked(segment.memory.clone());
                             return Ok(WriteProgress::Blocked(used, None, blocked_on));
                         };
