@@ -42,7 +42,8 @@ impl<M: ThreadModel> Domain<M> {
     ///
     /// # Errors
     /// [`Error::Invalid`] when these bytes are not the raw key of a region with the description's
-    /// base address; [`Error::TooMany`] above 65,536 mappings; [`Error::Closed`].
+    /// base address, or in a domain that requires raw keys are the 8 bytes of a key;
+    /// [`Error::TooMany`] above 65,536 mappings; [`Error::Closed`].
     #[doc(alias = "fi_mr_map_raw")]
     #[doc(alias = "FI_MR_RAW")]
     pub fn map_raw(&self, region: RemoteRegion, raw_key: &[u8]) -> Result<RemoteRegion> {

@@ -18,23 +18,28 @@ pub fn encode_raw_key(key: u64, base: u64) -> [u8; RAW_KEY_LEN] {
     words.to_le_bytes()
 }
 
-/// Decodes a raw key to the key of the region: one of [`RAW_KEY_LEN`] bytes, or of 8, which is the
-/// key itself.
+/// Decodes a raw key to the key of the region: one of [`RAW_KEY_LEN`] bytes or, unless the domain
+/// `requires_raw` keys, one of 8, which is the key itself.
 ///
 /// # Errors
 /// [`Error::Invalid`] for another length, or when the raw key is not that of a region with this
 /// base address.
-pub fn decode_raw_key(raw_key: &[u8], base: u64) -> Result<u64> {
+pub fn decode_raw_key(raw_key: &[u8], base: u64, requires_raw: bool) -> Result<u64> {
     let invalid = |why: String| Error::Invalid {
         what: "raw key (FI_MR_RAW)",
         why,
     };
-    if let Ok(key) = raw_key.try_into() {
+    if let Ok(key) = raw_key.try_into()
+        && !requires_raw
+    {
         return Ok(u64::from_le_bytes(key));
     }
     let words: [u8; RAW_KEY_LEN] = raw_key.try_into().map_err(|_| {
         let len = raw_key.len();
-        invalid(format!("it has {len} bytes, expected 8 or {RAW_KEY_LEN}"))
+        let or_key = if requires_raw { "" } else { "8 or " };
+        invalid(format!(
+            "it has {len} bytes, expected {or_key}{RAW_KEY_LEN}"
+        ))
     })?;
     let key = u128::from_le_bytes(words) as u64;
     if words == encode_raw_key(key, base) {
@@ -118,19 +123,23 @@ mod tests {
     fn raw_key_decodes_with_its_base_address_only() {
         for (key, base) in [(0, 0), (7, 0), (u64::MAX, 1 << 40), (1 << 63, u64::MAX)] {
             let raw_key = encode_raw_key(key, base);
-            assert_eq!(decode_raw_key(&raw_key, base), Ok(key));
-            assert_eq!(decode_raw_key(&raw_key[..8], base), Ok(key));
-            assert!(decode_raw_key(&raw_key, base ^ 1 << 12).is_err());
+            assert_eq!(decode_raw_key(&raw_key, base, true), Ok(key));
+            assert_eq!(decode_raw_key(&raw_key[..8], base, false), Ok(key));
+            assert!(decode_raw_key(&raw_key[..8], base, true).is_err());
+            assert!(decode_raw_key(&raw_key, base ^ 1 << 12, true).is_err());
             for len in [0, 7, 9, 15] {
-                assert!(decode_raw_key(&raw_key[..len], base).is_err(), "{len}");
+                assert!(
+                    decode_raw_key(&raw_key[..len], base, false).is_err(),
+                    "{len}"
+                );
             }
             for bit in 0..128 {
                 let mut changed = raw_key;
                 changed[bit / 8] ^= 1 << (bit % 8);
-                assert!(decode_raw_key(&changed, base).is_err(), "bit {bit}");
+                assert!(decode_raw_key(&changed, base, false).is_err(), "bit {bit}");
             }
         }
-        assert!(decode_raw_key(&[0; RAW_KEY_LEN], 0).is_err());
+        assert!(decode_raw_key(&[0; RAW_KEY_LEN], 0, true).is_err());
     }
 
     #[test]

@@ -238,8 +238,9 @@ impl RegionTable {
     /// # Errors
     /// As [`decode_raw_key`]; [`Error::TooMany`] mappings.
     pub fn map_raw(&mut self, raw_key: &[u8], base: u64) -> Result<u64> {
-        let key = decode_raw_key(raw_key, base)?;
-        if self.mr_mode.contains(MrMode::RAW) {
+        let requires_raw = self.mr_mode.contains(MrMode::RAW);
+        let key = decode_raw_key(raw_key, base, requires_raw)?;
+        if requires_raw {
             self.mapped_keys.map(key)?;
         }
         Ok(key)
