@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use fabric_async::buf::device::{DeviceBuffer, DeviceCopy, DeviceMemory, MemoryInterface};
 use fabric_async::buf::{CustomBuf, IoBuf};
+use fabric_async::info::MrMode;
 use fabric_async::{
     Caps, CompletionQueue, CqBind, Domain, Endpoint, Error, Fabric, FiAddr, Hints, Info, discover,
 };
@@ -40,17 +41,20 @@ fn open_domain(caps: Caps) -> (Info, Domain) {
     (info, domain)
 }
 
-/// Opens a domain that copies to the device, and returns memory of the device.
-fn open_device_domain(device: &Arc<Device>) -> (Info, Domain, DeviceBuffer) {
-    let (info, domain) = open_domain(Caps::MSG | Caps::HMEM);
-    domain.set_device_copy(device.clone()).unwrap();
-    let memory = DeviceMemory {
+fn device_memory() -> DeviceMemory {
+    DeviceMemory {
         interface: MemoryInterface::Cuda,
         device: 0,
         address: 0,
         len: 4,
-    };
-    let buffer = domain.device_buffer(memory).unwrap();
+    }
+}
+
+/// Opens a domain that copies to the device, and returns memory of the device.
+fn open_device_domain(device: &Arc<Device>) -> (Info, Domain, DeviceBuffer) {
+    let (info, domain) = open_domain(Caps::MSG | Caps::HMEM);
+    domain.set_device_copy(device.clone()).unwrap();
+    let buffer = domain.device_buffer(device_memory()).unwrap();
     (info, domain, buffer)
 }
 
@@ -80,6 +84,28 @@ async fn buffer_of_another_domain_gets_the_bytes() {
 }
 
 /// The bytes that are staged while an operation is posted are not memory of the program.
+/// The bytes of a device buffer that the transport accesses are memory of the library, which needs
+/// no registration.
+#[tokio::test]
+async fn domain_with_fi_mr_local_accepts_device_buffers() {
+    let hints = Hints::new().provider("sim").domain_name("sim+LOCAL");
+    let hints = hints.mr_mode(MrMode::LOCAL).caps(Caps::MSG | Caps::HMEM);
+    let info = discover(&hints).unwrap().swap_remove(0);
+    let domain = Fabric::open(&info).unwrap().domain(&info).unwrap();
+    let device = Arc::<Device>::default();
+    *device.bytes.lock().unwrap() = *b"SENT";
+    let [source, target] = [(); 2].map(|()| device_memory());
+    domain.set_device_copy(device.clone()).unwrap();
+    let cq = domain.completion_queue(16).unwrap();
+    let (ep, me) = open_endpoint(&info, &domain, &cq).await;
+    let source = domain.device_buffer(source).unwrap();
+    ep.send(me, source).await.unwrap();
+    *device.bytes.lock().unwrap() = [0; 4];
+    let target = domain.device_buffer(target).unwrap();
+    assert_eq!(ep.recv_into(target).await.unwrap().len(), 4);
+    assert_eq!(*device.bytes.lock().unwrap(), *b"SENT");
+}
+
 #[tokio::test]
 async fn entry_returns_its_buffer_as_a_device_buffer_only() {
     let device = Arc::default();

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::any::catch_user_panic;
 use super::{AnyBuf, IoBuf, IoBufMut, Payload, sealed};
 use crate::error::{Error, Result};
+use crate::mr::LocalUse;
 
 /// `EIO`: the error of a copy that copies fewer bytes than it should, or fails without a number.
 const EIO: i32 = 5;
@@ -218,6 +219,11 @@ impl IoBuf for DeviceBuffer {
 
     fn payload(&self) -> Payload<'_> {
         Payload::Contiguous(self.bytes())
+    }
+
+    /// The transport reads and writes the staged bytes, which are memory of this library.
+    fn is_registered(&self, _: &LocalUse<'_>) -> bool {
+        true
     }
 
     fn into_any(self) -> AnyBuf {
