@@ -327,11 +327,14 @@ impl<'a, M: ThreadModel> DomainBuilder<'a, M> {
         thread_model::check_info(self.config.thread_mode, self.info)?;
         let provider = self.fabric.inner.transport;
         let attr = &self.info.domain;
-        let limits = ChildLimits::NONE
+        let mut limits = ChildLimits::NONE
             .with(Class::Endpoint, attr.ep_cnt)
             .with(Class::CompletionQueue, attr.cq_cnt)
-            .with(Class::Counter, attr.cntr_cnt)
-            .with(Class::MemoryRegion, attr.mr_cnt);
+            .with(Class::Counter, attr.cntr_cnt);
+        // Local registrations are the only ones where the provider has no regions: `mr_cnt` is 0.
+        if provider.check_has_regions().is_ok() {
+            limits = limits.with(Class::MemoryRegion, attr.mr_cnt);
+        }
         let parent = Some(self.fabric.inner.node.clone());
         let node = ObjectNode::with_limits(class, parent, limits);
         let name = format!("{}-{}", provider.name(), node.id());

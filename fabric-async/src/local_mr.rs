@@ -54,8 +54,8 @@ impl<M: ThreadModel> Domain<M> {
     /// With the buffer: [`Error::BadFlags`] for no access, or one of peers; [`Error::Invalid`] when
     /// messages are to be received into bytes that cannot be written in place, or in a domain that
     /// requires [`MrMode::ALLOCATED`](crate::info::MrMode::ALLOCATED) for bytes without pages;
-    /// [`Error::NotSupported`] when the provider has no memory regions; [`Error::TooMany`] when the
-    /// domain has `mr_cnt` regions; [`Error::Closed`].
+    /// [`Error::TooMany`] when the domain has `mr_cnt` regions, local registrations included (not
+    /// where the provider has no memory regions); [`Error::Closed`].
     #[doc(alias = "fi_mr_reg")]
     #[doc(alias = "fi_mr_desc")]
     #[doc(alias = "FI_MR_LOCAL")]
@@ -69,7 +69,6 @@ impl<M: ThreadModel> Domain<M> {
         let bytes = buf.bytes();
         let (address, len) = (bytes.as_ptr().addr() as u64, bytes.len());
         let check = || {
-            domain.check_has_regions()?;
             domain.node.check_room(Class::MemoryRegion)?;
             if domain.info.domain.mr_mode.contains(MrMode::ALLOCATED) {
                 let transport = domain.fabric.inner.transport;
