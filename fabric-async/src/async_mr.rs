@@ -1,8 +1,9 @@
 //! Asynchronous registration of memory (`FI_REG_MR`).
 //!
-//! [`Domain::alloc_async`](crate::Domain::alloc_async), `alloc_from_async` and `register_async`
-//! return a [`RegionRequest`]: `.await` returns the region, and [`post`](RegionRequest::post)
-//! returns a [`PendingRegion`], which owns the registration until the program takes the region.
+//! [`Domain::alloc_async`](crate::Domain::alloc_async), `alloc_from_async`, `register_async` and
+//! `register_memfd_async` return a [`RegionRequest`]: `.await` returns the region, and
+//! [`post`](RegionRequest::post) returns a [`PendingRegion`], which owns the registration until the
+//! program takes the region.
 
 // A thread of the process (`run_in_background`) allocates and fills the memory without a lock.
 // Under the lock of the registration it then opens the key and reports the event. So a handle that
@@ -33,8 +34,9 @@ use crate::registration::{MrRegistration, PreparedMemory, RegionSource};
 
 /// A request to register memory asynchronously (`FI_REG_MR`), from
 /// [`Domain::alloc_async`](crate::Domain::alloc_async),
-/// [`alloc_from_async`](crate::Domain::alloc_from_async) or
-/// [`register_async`](crate::Domain::register_async).
+/// [`alloc_from_async`](crate::Domain::alloc_from_async),
+/// [`register_async`](crate::Domain::register_async) or
+/// [`register_memfd_async`](crate::Domain::register_memfd_async).
 ///
 /// `.await` registers and returns the region `R`, without an event. [`post`](Self::post) returns at
 /// once, and the end of the registration is an event. Both do the work on a thread of the crate.
@@ -57,9 +59,10 @@ pub struct RegionFuture<R, E = Error> {
 /// A posted registration of memory: the handle of the region until the program
 /// [takes](Self::try_take) the region.
 ///
-/// Dropping the handle closes the region (`fi_close`): peers cannot access the region, there is no
-/// event, and an unread one is removed. The domain does not count the region any more. A thread
-/// that allocates the memory at this moment frees it afterwards.
+/// Dropping the handle closes the region (`fi_close`), removes its unread event, and returns its
+/// place in `mr_cnt`. Memory that a thread is allocating at this moment is freed afterwards.
+///
+/// The registration holds an entry of the event queue until its event is read.
 #[must_use = "dropping the handle closes the region, without an event"]
 #[doc(alias = "fid_mr")]
 pub struct PendingRegion<R, E = Error> {
@@ -119,8 +122,9 @@ impl<R, E> Ended<R, E> {
 
 /// # Asynchronous registration
 ///
-/// A thread of the crate opens the regions, so a domain that one thread owns
-/// ([`Pinned`](crate::thread_model::Pinned)) has no asynchronous registration.
+/// A thread of the crate opens the regions, so domains of the models
+/// [`Serial`](crate::thread_model::Serial) and [`Pinned`](crate::thread_model::Pinned) have no
+/// asynchronous registration.
 impl Domain {
     /// Allocates a memory region of `len` zeroed bytes asynchronously, as [`alloc`](Self::alloc) in
     /// other respects.

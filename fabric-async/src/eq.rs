@@ -33,8 +33,8 @@ use crate::try_wait::{LazyWaitObject, TryWait};
 ///
 /// Closing an object, or dropping its last handle, removes its events from the queue: those of an
 /// endpoint, passive endpoint (its connection requests), shared receive context, memory region or
-/// domain. What stays is about other objects: the event with which an endpoint of the peer reports
-/// the end of the closed one, the number of lost events, written events; and
+/// domain. These events stay: [`PeerDown`](crate::EventKind::PeerDown) of another endpoint in this
+/// process, [`Overrun`](crate::EventKind::Overrun), [`User`](crate::EventKind::User), and
 /// [`ConnectFailed`](crate::EventKind::ConnectFailed), whose endpoint had no handle.
 ///
 /// # Cancel safety
@@ -141,9 +141,9 @@ impl EventQueue {
 
     /// Returns the next event if there is one (`fi_eq_read`).
     ///
-    /// If there is none, and the last call has found none, the call makes progress once in those
-    /// domains that report to this queue and have manual data progress, and looks again. So a loop
-    /// that reads until there is no event ends, also while peers cause events all the time.
+    /// The second of two calls that find no event makes progress once in those domains that report
+    /// to this queue and have manual data progress, and looks again. So a loop that reads until
+    /// there is no event ends, also while peers cause events all the time.
     #[doc(alias = "fi_eq_read")]
     pub fn try_read(&mut self) -> Option<Event> {
         self.try_next(EqState::pop)

@@ -22,8 +22,7 @@ use crate::registration::{MrRegistration, RegionSource, check_segments, register
 use crate::remote_region::RemoteRegion;
 use crate::thread_model::{Shared, ThreadModel};
 
-/// A memory region (`fid_mr`): memory with a key, which peers read, write and change atomically
-/// without help of this process.
+/// A memory region (`fid_mr`): memory with a key, which peers read, write and change atomically.
 ///
 /// Created by [`Domain::alloc`], or from an application buffer by [`Domain::alloc_from`], which
 /// copies the buffer's bytes into the region; [`into_buf`](Self::into_buf) copies them back. Over
@@ -141,13 +140,17 @@ impl<M: ThreadModel> Domain<M> {
     /// Over other providers this process executes the accesses. The memory outlives the region,
     /// and can be registered several times, also in several domains.
     ///
-    /// Peers get no more rights than the region grants: without [`Access::REMOTE_WRITE`] the memory
-    /// is sealed against writing (`F_SEAL_FUTURE_WRITE`), after which no process can map it for
-    /// writing; mappings for writing that exist stay. The first registration also makes the seals
-    /// final (`F_SEAL_SEAL`). A region is not mapped, and is accessed by this process, when the
-    /// seals do not match its rights, when it has huge pages and [`Access::REMOTE_WRITE`] (a peer
-    /// could free the pages), and with [`Access::REMOTE_WRITE`] but without
-    /// [`Access::REMOTE_READ`].
+    /// The first registration decides for good whether peers can map the memory for writing: it
+    /// makes the seals final (`F_SEAL_SEAL`). Without [`Access::REMOTE_WRITE`] it seals the memory
+    /// against writing (`F_SEAL_FUTURE_WRITE`), after which no process can map it for writing;
+    /// mappings for writing that exist stay.
+    ///
+    /// Peers map the region, except in three cases, in which this process executes their
+    /// operations and peers have no [window](crate::Endpoint::window):
+    ///
+    /// * the region grants other rights to write than the first registration;
+    /// * it has huge pages and [`Access::REMOTE_WRITE`]: a peer could free the pages;
+    /// * it has [`Access::REMOTE_WRITE`] without [`Access::REMOTE_READ`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -416,8 +419,8 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         self.registration.enable()
     }
 
-    /// Tells the provider that pages are behind these bytes of the region, or other pages than
-    /// before (`fi_mr_refresh`).
+    /// Tells the provider which pages back this range of the region (`fi_mr_refresh`). Call it
+    /// after memory was allocated there, or moved.
     ///
     /// Required in a domain that requires
     /// [`MrMode::MMU_NOTIFY`](crate::info::MrMode::MMU_NOTIFY), before peers access the bytes:

@@ -35,7 +35,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// (`fi_mr_regv`). Offsets run through the segments in order, and accesses cross their borders; the
 /// value of an atomic operation may be in two segments. In a domain that requires
 /// [`MrMode::VIRT_ADDR`](crate::info::MrMode::VIRT_ADDR), the base is the address of the first
-/// segment, and addresses go on behind it as offsets do, wherever the other segments are.
+/// segment, and the address of byte `n` of the region is `base + n`, also in later segments.
 ///
 /// This process checks the key, rights and range of every access. The accesses of all peers, atomic
 /// or not, are executed one after the other, each (or each 64 KiB of a longer one) as a whole.

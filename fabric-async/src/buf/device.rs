@@ -1,7 +1,8 @@
 //! Memory of devices, copied by functions that the program supplies (`FI_HMEM`,
 //! `FI_SET_OPS_HMEM_OVERRIDE`).
 //!
-//! 1. Request [`Caps::HMEM`](crate::Caps::HMEM) if the hints have capabilities. Open the domain.
+//! 1. If the hints set `caps`, include [`Caps::HMEM`](crate::Caps::HMEM). Open the domain yourself:
+//!    [`Endpoint::bind`](crate::Endpoint::bind) opens objects in its own.
 //! 2. Set the copy functions: [`Domain::set_device_copy`], before anything is opened in the domain,
 //!    resource domains included. A bound event queue does not count.
 //! 3. Create buffers: [`Domain::device_buffer`]. Sends, receives, writes and reads take them.

@@ -349,6 +349,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Dropping the last clone does the same.
     ///
     /// # Errors
+    /// [`Error::Busy`](crate::Error::Busy) while a memory region is bound to the endpoint;
     /// [`Error::Closed`](crate::Error::Closed) when the endpoint was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {

@@ -92,10 +92,11 @@
 //! A peer's write with [data](Request::data) takes an entry that no post reserved: while the queue
 //! is full, the write and [all that follows it](super::one_sided#what-the-target-is-told) wait.
 //!
-//! An [`EventQueue`] reserves an entry for each
-//! [posted registration](crate::async_mr::RegionRequest::post). It
-//! cannot refuse other events. Events beyond its capacity are discarded, counted and reported as
-//! one [`Overrun`](EventKind::Overrun) behind the queued events. A program that tracks peers by
+//! An [`EventQueue`] reserves an entry for each [posted
+//! registration](crate::async_mr::RegionRequest::post), and refuses events of the
+//! [program](EventQueue::writer) while it is full of them. It cannot refuse other events. Those
+//! beyond its capacity are discarded, counted and reported as one [`Overrun`](EventKind::Overrun)
+//! behind the queued events. A program that tracks peers by
 //! [`PeerConnected`](EventKind::PeerConnected) and [`PeerDown`](EventKind::PeerDown) then compares
 //! its list with [`AddressVector::peers`]: it removes auto-inserted handles that are not in
 //! `peers`, and adds new ones. The handle of a peer that you inserted is always listed;

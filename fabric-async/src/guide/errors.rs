@@ -62,7 +62,7 @@
 //! | `AddrNotAvailable` | `AddressNotLocal`, `StaleAddress`, `UnknownSource`, `SourceNotInserted`, `NoSuchHost` |
 //! | `InvalidData` | `Truncated`, `Protocol` |
 //! | `InvalidInput` | `Invalid`, `TooLong`, `TooMany`, `BadAddress`, `WrongScheme`, `BadFlags`, `Unbound`, `Key`, `OutOfBounds`, `BufferTooSmall`, `WrongParent` |
-//! | `Unsupported` | `NotSupported`, `NoMatch`, `Runtime` |
+//! | `Unsupported` | `NotSupported`, `NoExtension`, `NoMatch`, `Runtime` |
 //! | `NotFound` | `UnknownProvider` |
 //! | `StorageFull` | `NotReserved` |
 //! | `Other` | `CounterError` |
@@ -101,7 +101,8 @@
 //! | [`Fabric`], [`Domain`] | it has open children |
 //! | [`CompletionQueue`], [`EventQueue`], [`AddressVector`], [`Counter`] | an open object is bound to it |
 //! | [`SharedRxContext`] | an open endpoint uses it |
-//! | [`Endpoint`], [`ConnectedEndpoint`], [`PassiveEndpoint`], [`MemoryRegion`], [`RegisteredBuffer`] | never |
+//! | [`Endpoint`] | a [memory region](MemoryRegion::bind_endpoint) is bound to it |
+//! | [`ConnectedEndpoint`], [`PassiveEndpoint`], [`MemoryRegion`], [`RegisteredBuffer`] | never |
 //!
 //! The error counts the open objects by class. A refused `close` changes nothing, and
 //! [`CloseError`] returns the handle:
@@ -152,6 +153,7 @@
 //! | [`Invalid`](Error::Invalid), [`BadAddress`](Error::BadAddress), [`WrongScheme`](Error::WrongScheme) | `FI_EINVAL` | 22 | an argument is out of range or malformed |
 //! | [`NotReserved`](Error::NotReserved) | `FI_ENOSPC` | 28 | cores or io_uring for `ForceLowLatency` |
 //! | [`Runtime`](Error::Runtime) | `FI_ENOSYS` | 38 | manual progress without a Tokio runtime with I/O |
+//! | [`NoExtension`](Error::NoExtension) | `FI_ENOSYS` | 38 | the provider of the domain has no such extension |
 //! | [`NoMatch`](Error::NoMatch) | `FI_ENODATA` | 61 | no offer satisfies the hints; the error has the mismatches of each provider |
 //! | [`Protocol`](Error::Protocol) | `FI_EPROTO` | 71 | the peer violated the protocol; the connection was ended |
 //! | [`TooLong`](Error::TooLong) | `FI_EMSGSIZE` | 90 | a message, an injected message, a loan or private data beyond its limit |
@@ -173,7 +175,7 @@
 //! | [`WrongParent`](Error::WrongParent) | `FI_EDOMAIN` | 262 | objects of different domains or fabrics |
 //! | [`Truncated`](Error::Truncated) | `FI_ETRUNC` | 265 | the message was longer than the buffer |
 //! | [`Key`](Error::Key) | `FI_ENOKEY` | 266 | a memory key that is in use, unknown or closed, or lacks the right |
-//! | [`Unbound`](Error::Unbound) | `FI_ENOCQ`, `FI_ENOAV`, `FI_ENOEQ`, `FI_EDOMAIN`, `FI_EOPBADSTATE` | 263, 267, 261, 262, 258 | not bound: a completion queue; an address vector; an event queue; a domain; a shared receive context |
+//! | [`Unbound`](Error::Unbound) | `FI_ENOCQ`, `FI_ENOAV`, `FI_ENOEQ`, `FI_EDOMAIN`, `FI_EOPBADSTATE` | 263, 267, 261, 262, 258 | not bound: a completion queue; an address vector; an event queue; a domain; a shared receive context, or the endpoint of a region |
 //! | [`Os`](Error::Os) | that of the kernel | | a system call failed; the error names the call |
 
 #[cfg(doc)]

@@ -127,7 +127,8 @@
 //!   ([`progress`](super::progress)).
 //! * The counts `cq_cnt`, `ep_cnt`, `cntr_cnt` and `mr_cnt` of the info that a domain was opened
 //!   with are limits: creating more fails with [`Error::TooMany`]. The providers offer
-//!   `usize::MAX`, no limit. `tx_ctx_cnt` and `rx_ctx_cnt` are recommendations.
+//!   `usize::MAX`, no limit, but `udp` has no memory regions. `tx_ctx_cnt` and `rx_ctx_cnt` are
+//!   recommendations.
 //! * A connected endpoint exists only once it is connected, so no operation can be posted before.
 //!   An error never disables a connectionless endpoint.
 //! * `shm` lacks `FI_ORDER_WAS` and `FI_ORDER_RAS`, which libfabric's provider `shm` has.

@@ -32,7 +32,7 @@
 //! | | [`MemoryRegion`] | [`RegisteredBuffer`] |
 //! |---|---|---|
 //! | opened by | [`Domain::alloc`]; [`Domain::alloc_from`] copies a buffer in, and back on [`into_buf`](MemoryRegion::into_buf); [`Domain::register_memfd`]: memory of `memfd_create(2)`, in place | [`Domain::register`]: your buffer, in place |
-//! | who executes an operation over `shm` | its initiator, on the mapped memory; its owner if peers may not read | its owner, who must make progress |
+//! | who executes an operation over `shm` | its initiator, on the mapped memory; its owner if peers may not read, and for memory that [they cannot map](Domain::register_memfd) | its owner, who must make progress |
 //! | the owner's access | [`read`](MemoryRegion::read), [`write`](MemoryRegion::write), [`load`](MemoryRegion::load), [`atomic`](MemoryRegion::atomic): copies | a slice, by [`lock`](RegisteredBuffer::lock) |
 //! | mutual exclusion | among atomic operations | among all operations and the owner's slice |
 //! | windows | yes, if peers may read | no |
@@ -43,9 +43,9 @@
 //! domain that is [bound with `FI_REG_MR`](Domain::bind_eq_reg_mr).
 //!
 //! A [`Memfd`] is memory that the program has created, or inherited, with a descriptor. Peers over
-//! `shm` map the pages that the program has, so a program that fills such memory, or maps it in
-//! other processes, shares it without a copy. It may have huge pages: peers map those if they only
-//! read them.
+//! `shm` map the pages that the program has, except in [a few cases](Domain::register_memfd), so a
+//! program that fills such memory, or maps it in other processes, shares it without a copy. It may
+//! have huge pages: peers map those if they only read them.
 //!
 //! A region may have several segments (`fi_mr_regv`): a [`Scatter`] of up to `mr_iov_limit` buffers
 //! (4) that [`Domain::register`] leaves in place, or [`Domain::alloc_from`] copies one after the
@@ -61,16 +61,16 @@
 //!
 //! # Registration modes
 //!
-//! A provider may have requirements of registration, the bits of [`MrMode`] that remain in the
-//! info. `shm` and `tcp` require none, unless the hints ask for [`MrMode::BASIC`]. A program that
-//! agrees to bits, for providers to come, can be tested with a domain of `sim` that requires them:
-//! see [`discover`](crate::discover()).
+//! The field `mr_mode` of the info's domain attributes has the bits of [`MrMode`] that the provider
+//! requires. `shm` and `tcp` require none, unless the hints ask for [`MrMode::BASIC`]. A domain of
+//! `sim` can require each bit, so that a program can be tested for other providers: see
+//! [`discover`](crate::discover()).
 //!
 //! | bit | what the program does |
 //! |---|---|
 //! | [`LOCAL`](MrMode::LOCAL) | passes buffers of [`Domain::register_local`] to operations |
 //! | [`VIRT_ADDR`](MrMode::VIRT_ADDR) | adds [`RemoteRegion::base`] to offsets, as [`RemoteRegion::at`] does |
-//! | [`ALLOCATED`](MrMode::ALLOCATED) | registers memory that pages are behind |
+//! | [`ALLOCATED`](MrMode::ALLOCATED) | registers memory whose pages are allocated |
 //! | [`PROV_KEY`](MrMode::PROV_KEY) | requests no key |
 //! | [`RAW`](MrMode::RAW) | sends [`MemoryRegion::raw_key`] with the description, and maps both with [`Domain::map_raw`] |
 //! | [`ENDPOINT`](MrMode::ENDPOINT) | binds a region to an endpoint, and enables it: [`MemoryRegion::bind_endpoint`], [`MemoryRegion::enable`] |
@@ -95,11 +95,12 @@
 //! same memory, so they exclude each other. Reads and writes are not atomic: another process can
 //! see a part of a write of more than eight bytes, or of a write that crosses a multiple of eight.
 //!
-//! For a [`RegisteredBuffer`], and for a region without [`Access::REMOTE_READ`], the owner
-//! executes, one round trip per 64 KiB: under manual progress a task of the owner must be waiting
-//! for an object of the domain. While the owner holds the slice of a buffer, operations of its
-//! peers wait, and so do their later messages: hold the slice briefly, and do not await while
-//! holding it. Over `tcp` and `sim` the owner executes [everything](super::tcp#remote-memory).
+//! For a [`RegisteredBuffer`], for a region without [`Access::REMOTE_READ`], and for memory that
+//! peers [cannot map](Domain::register_memfd), the owner executes, one round trip per 64 KiB: under
+//! manual progress a task of the owner must be waiting for an object of the domain. While the owner
+//! holds the slice of a buffer, operations of its peers wait, and so do their later messages: hold
+//! the slice briefly, and do not await while holding it. Over `tcp` and `sim` the owner executes
+//! [everything](super::tcp#remote-memory).
 //!
 //! # Several remote ranges
 //!
@@ -134,10 +135,10 @@
 //! [`f16`](struct@f16) and [`bf16`], and [`Complex`] numbers of `f32` and `f64`. `long double` is
 //! refused by name, and libfabric's floats of 8 bits are missing. [`AtomicOp::is_valid`] says which
 //! operation takes which type: complex values are compared for equality only. [`query_atomic`] says
-//! whether an endpoint can post it, with how many values. Values are aligned to their size, complex
-//! ones too, which C aligns to their parts. Values of 16 bytes need a processor that
-//! exchanges 16 bytes atomically, and over `shm` a region with [`Access::REMOTE_WRITE`] also for an
-//! atomic read.
+//! whether an endpoint can post it, with how many values. The offset of a value is a multiple of
+//! its size: 16 for `Complex<f64>`, although C aligns that type to 8. Values of 16 bytes need a
+//! processor that exchanges 16 bytes atomically, and over `shm` a region with
+//! [`Access::REMOTE_WRITE`] also for an atomic read.
 //!
 //! # What the target is told
 //!

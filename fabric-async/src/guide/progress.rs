@@ -37,9 +37,9 @@
 //! credit therefore also receives, and two peers that flood each other do not deadlock. No waker
 //! runs and no buffer is dropped under the domain's lock.
 //!
-//! With manual data progress, so do [`Counter::value`] and [`Counter::errors`], and
-//! [`EventQueue::try_read`] if this call and the last one find no event: a program that loops on a
-//! counter needs no other call. With automatic progress they only read.
+//! With manual data progress, [`Counter::value`] and [`Counter::errors`] make progress too, and the
+//! second of two calls of [`EventQueue::try_read`] that find no event: a program that loops on a
+//! counter needs no other call. With automatic progress these calls only read.
 //!
 //! # Manual progress
 //!

@@ -81,7 +81,7 @@ pub(crate) async fn objects_beyond_the_counts_are_refused(setup: Setup) {
     let ep = open_endpoint().unwrap();
     let mut refused = vec![
         (domain.completion_queue(8).err(), "3 completion queues"),
-        (domain.counter().err(), "1 counters"),
+        (domain.counter().err(), "no counters"),
         (open_endpoint().err(), "2 endpoints"),
     ];
     if setup.offers(Caps::RMA).await {

@@ -99,7 +99,8 @@ pub trait DeviceCopy: Send + Sync + 'static {
 /// and does not change: the result of the operation has the number of received bytes.
 ///
 /// Nothing is copied to the device if the program does not get the result: if it drops the future,
-/// or if a selective completion queue does not report a success.
+/// or if a selective completion queue does not report the receive. A counter counts a receive
+/// before its bytes are copied: as a success, also if the copy then fails.
 ///
 /// If a copy to the device fails, the operation fails with the error of the copy, although the
 /// message was received; its bytes are lost. Dropping the buffer frees no memory of the device.

@@ -167,7 +167,7 @@ pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
         ),
         (
             Error::WouldBlock(Resource::EventEntry { capacity: 16 }),
-            vec!["event queue", "16 written", "read events"],
+            vec!["event queue", "all 16", "read events"],
         ),
         (
             Error::WouldBlock(Resource::LoanMemory {

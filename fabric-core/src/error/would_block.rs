@@ -35,9 +35,10 @@ pub enum Resource {
         /// The number of entries: each holds a completion or is reserved by a pending operation.
         capacity: usize,
     },
-    /// Room for an event that the program writes (`fi_eq_write`). Read events from the queue.
+    /// An entry of the event queue for an event that the program writes (`fi_eq_write`), or for a
+    /// registration that it posts (`FI_REG_MR`). Read events from the queue.
     EventEntry {
-        /// The number of written events that the queue holds beside other events.
+        /// The number of such entries of each kind, beside other events.
         capacity: usize,
     },
     /// Memory for a loan. Peers return it when they drop the messages.
@@ -97,8 +98,8 @@ impl fmt::Display for Resource {
             ),
             Self::EventEntry { capacity } => write!(
                 f,
-                "no free entry in the event queue ({capacity} written events are unread; \
-                 FI_EAGAIN): read events, then try again"
+                "no free entry in the event queue (all {capacity} for events of the program or \
+                 for registrations are in use; FI_EAGAIN): read events, then try again"
             ),
             Self::LoanMemory { in_use, limit } => write!(
                 f,

@@ -33,8 +33,8 @@ pub struct TcpInfo {
     pub unacked_segments: u32,
     /// Segments that are considered lost.
     pub lost_segments: u32,
-    /// Sent bytes that the peer has not acknowledged, each counted once: one less on the side that
-    /// has connected, whose SYN counts as acknowledged.
+    /// Sent bytes that the peer has not acknowledged. On the side that has connected, the value is
+    /// one too small.
     pub bytes_in_flight: u64,
     /// Bytes in the socket's buffer that were not sent yet.
     pub bytes_unsent: u64,

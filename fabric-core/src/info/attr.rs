@@ -63,11 +63,10 @@ pub struct FabricAttr {
 #[non_exhaustive]
 #[doc(alias = "fi_domain_attr")]
 pub struct DomainAttr {
-    /// The id of an open instance, if there was one at discovery: the one that the hints ask for,
-    /// or else the one of this fabric and domain name that was opened first. Other attributes of
-    /// the info need not be those of that instance, unless the hints ask for it. The info of an
-    /// open domain has the value that it was opened with: use `Domain::id` for the id of the
-    /// domain.
+    /// The id of a domain that was open at discovery. If the hints ask for one, it is that domain,
+    /// and the info has its attributes. Otherwise it is the one of this fabric and name that was
+    /// opened first, whose attributes may differ. `Domain::info` keeps the value of the info that
+    /// opened the domain; the id of that domain is `Domain::id`.
     pub domain: Option<u64>,
     /// The name of the domain; equal names mean the same device.
     pub name: String,
@@ -82,7 +81,8 @@ pub struct DomainAttr {
     pub data_progress: Progress,
     /// Whether the provider prevents overruns of queues.
     pub resource_mgmt: ResourceMgmt,
-    /// The type of address vectors; `None` when either is supported.
+    /// The type of address vectors. Offers of tables also accept a request for maps. `None` for
+    /// endpoints without address vectors.
     pub av_type: Option<AvType>,
     /// Requirements of memory registration. An offer may also contain [`MrMode::BASIC`] or
     /// [`MrMode::SCALABLE`] to state which of the two legacy modes it supports; without either, it

@@ -119,8 +119,8 @@ define_hints! {
     max_ep_stx_ctx: usize,
     /// Number of endpoints that will share a receive context. Advice: never refused.
     max_ep_srx_ctx: usize,
-    /// Number of counters that will be opened. Refused above the offer. Limits nothing: the count
-    /// of the info that a domain is opened with does.
+    /// Number of counters that will be opened. An offer with fewer is refused. The hint sets no
+    /// limit; `domain.cntr_cnt` of the info does.
     cntr_cnt: usize,
     /// Number of memory segments in one registration.
     mr_iov_limit: usize,
@@ -128,8 +128,8 @@ define_hints! {
     domain_caps: Caps,
     /// Maximum length of the provider's data about an error, in bytes.
     max_err_data: usize,
-    /// Number of memory regions that will be registered. Refused above the offer; no later
-    /// registration is refused.
+    /// Number of memory regions that will be registered. An offer with fewer is refused. The hint
+    /// sets no limit; `domain.mr_cnt` of the info does.
     mr_cnt: usize,
     /// The traffic class of the domain. Advice: never refused.
     tclass: TrafficClass,
@@ -229,8 +229,9 @@ impl Hints {
     }
 
     /// Restricts the offers to those of an open fabric or domain. The infos have the attributes of
-    /// the open domain, so `Domain::endpoint` accepts each of them. Replaces the hints for
-    /// provider, fabric name, domain name and open domain as far as the scope determines them.
+    /// the open domain, so `Domain::endpoint` accepts each of them. The call overwrites the hints
+    /// for provider and fabric name, and with a domain those for its name and id. Later calls
+    /// overwrite them again.
     pub fn within(self, scope: &impl Scope) -> Self {
         scope.restrict(self)
     }
