@@ -93,7 +93,7 @@
 //! |---|---|---|
 //! | passes within a poll | 1, and up to 96 more (10 in debug builds); only 2 more after four polls in a row without success; waiting tasks share them | a few microseconds; a poll must not delay the runtime |
 //! | all passes again | in every 16th poll without success, and after a success | traffic may have resumed |
-//! | spin budget of the driver | 5 to 100 microseconds | about as long as a wake-up takes |
+//! | spin budget of the driver | 5 to 200 microseconds | about as long as two wake-ups take |
 //! | drivers that spin at the same time | the number of cores | a further one would take the core of another |
 //! | check of the thread of a domain with automatic progress | every millisecond | whether tasks still poll; if none does, the thread makes the passes |
 //! | poll of the sockets (`epoll_wait`) | every 16 passes of the driver, 2048 passes of any thread, 64 operations | finds new connections and dead peers, without a system call in each pass |

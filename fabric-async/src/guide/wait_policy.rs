@@ -47,9 +47,12 @@
 //! not complete what was polled, a poll makes only two further passes, except every sixteenth,
 //! which makes all. A poll that completes in a further pass restores the full number.
 //!
-//! *The driver*, the task or thread that makes progress between polls, spins for a budget of at
-//! most 100 microseconds, then arms the doorbells and sleeps. A spin that makes no progress halves
-//! the next budget, down to 5 microseconds; a spin that makes progress doubles it. At most as many
+//! *The driver*, the task or thread that makes progress between polls, spins for at most 200
+//! microseconds, then arms the doorbells and sleeps. If a message wakes it within 350 microseconds,
+//! its next spin takes twice as long, else half as long, down to 5 microseconds. So two peers that
+//! sleep and wake each other begin to spin. After four spins of the full time in a row that found
+//! nothing, the driver spins for 5 microseconds only before its next 16 sleeps; each such pause is
+//! twice as long as the last one, up to 1,024 sleeps, until a spin finds a message. At most as many
 //! drivers of a process spin at the same time as there are cores; the others sleep at once. Under
 //! manual progress the driver is a task and yields after every step.
 //!

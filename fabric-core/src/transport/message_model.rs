@@ -13,7 +13,7 @@ use std::time::Duration;
 /// | messages posted one by one, over `tcp` | the first after a pass at once, others with the next pass | each at once | all with the next pass | each at once |
 /// | the same over `udp` | each at once | each at once | all with the next pass | each at once |
 /// | connections over `shm` that every pass polls | active ones, and 8 idle ones | active ones, and 64 idle ones | as `Default` | all |
-/// | longest spinning of a driver before it sleeps | 100 microseconds | 1 millisecond | 20 microseconds | 1 millisecond |
+/// | longest spinning of a driver before it sleeps | 200 microseconds | 1 millisecond | 20 microseconds | 1 millisecond |
 /// | connected endpoints over `tcp` that every pass polls | active ones | active ones | active ones | all |
 /// | a task's poll spins | if spinning has recently found work | always | as `Default` | always |
 /// | sockets over `tcp` | as configured | as configured | as configured | io_uring |
@@ -82,7 +82,7 @@ impl ModelSettings {
         batches_datagrams: false,
         polled_idle_connections: 8,
         polled_idle_endpoints: 0,
-        max_driver_spin: Duration::from_micros(100),
+        max_driver_spin: Duration::from_micros(200),
         polls_always_spin: false,
         reserves_core: false,
         requires_uring: false,

@@ -168,6 +168,15 @@ impl PollSpinner {
 /// Shortest time a driver spins without progress before it sleeps. Loom models have no time.
 const MIN_SPIN: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 5 });
 
+/// The time that wake-ups add to the sleep of a driver when its peer sleeps too: one of each, which
+/// take 30 to 80 us in a virtual machine.
+const WAKE_UPS: Duration = Duration::from_micros(150);
+/// Spins of the full time that found nothing, one after another, before a driver stops to spin.
+const VAIN_LIMIT: u32 = 4;
+/// The number of sleeps until it spins again. Doubled each time, up to the second one.
+const FIRST_PAUSE: u32 = 16;
+const LONGEST_PAUSE: u32 = 1024;
+
 /// The number of drivers of this process that are spinning.
 static SPINNING_DRIVERS: AtomicUsize = AtomicUsize::new(0);
 
@@ -219,14 +228,22 @@ fn core_count() -> usize {
 }
 
 /// The time a driver spins before it sleeps, learned from how long it then sleeps: a driver that is
-/// woken soon would have found the message by spinning.
+/// woken soon might have found the message by spinning.
 ///
-/// Whether spinning finds work is no measure. Two peers that both sleep wait for each other's
-/// wake-up, which takes longer than a short spin, so that neither would begin to spin again.
+/// Whether spinning finds work is no measure of how long to spin. Two peers that both sleep wait
+/// for each other's wake-up, which takes longer than a short spin, so that neither would begin to
+/// spin again. But when spins of the full time find nothing several times, the messages come later,
+/// and the driver stops to spin for a number of sleeps.
 #[derive(Debug)]
 pub(crate) struct SpinBudget {
     limit: Duration,
     max: Duration,
+    /// Spins of the full time without progress, one after another.
+    vain_spins: u32,
+    /// Sleeps that are left until the driver spins again; 0 while it spins.
+    pause: u32,
+    /// The length of the next pause.
+    next_pause: u32,
     /// Whether the driver has a reserved core, so that it spins however many others do.
     has_core: bool,
     state: SpinState,
@@ -247,6 +264,9 @@ impl SpinBudget {
         Self {
             limit: max,
             max,
+            vain_spins: 0,
+            pause: 0,
+            next_pause: FIRST_PAUSE,
             has_core,
             state: SpinState::Idle,
         }
@@ -254,19 +274,35 @@ impl SpinBudget {
 
     /// Records progress. Learns from the time that the driver has slept, if it has.
     pub(crate) fn on_progress(&mut self) {
-        if let SpinState::Sleeping(since) = self.state {
-            self.learn(since.elapsed());
+        match self.state {
+            SpinState::Sleeping(since) => self.learn(since.elapsed()),
+            SpinState::Spinning(_) => (self.vain_spins, self.next_pause) = (0, FIRST_PAUSE),
+            SpinState::Idle => {}
         }
         self.stop();
     }
 
-    /// Spins longer next time if the driver has slept for less than it may spin, and else shorter.
+    /// Spins longer next time if the driver has slept for less than it may spin, apart from
+    /// wake-ups, and else shorter.
     fn learn(&mut self, slept: Duration) {
-        self.limit = if slept <= self.max {
-            (self.limit * 2).min(self.max)
+        if self.pause > 0 {
+            self.pause -= 1;
+            if self.pause == 0 {
+                self.limit = self.max;
+            }
+        } else if slept > self.max + WAKE_UPS {
+            self.limit = (self.limit / 2).max(MIN_SPIN);
+            self.vain_spins = 0;
+        } else if self.limit < self.max {
+            self.limit = (self.limit * 2).min(self.max);
         } else {
-            (self.limit / 2).max(MIN_SPIN)
-        };
+            self.vain_spins += 1;
+            if self.vain_spins == VAIN_LIMIT {
+                (self.vain_spins, self.limit) = (0, MIN_SPIN.min(self.max));
+                self.pause = self.next_pause;
+                self.next_pause = (2 * self.pause).min(LONGEST_PAUSE);
+            }
+        }
     }
 
     /// Records a pass without progress; returns true while the driver should spin.
@@ -343,21 +379,54 @@ mod tests {
     fn driver_learns_from_the_time_that_it_has_slept() {
         let mut budget = rules(WaitPolicy::Adaptive, MessageModel::Default).spin_budget();
         let max = budget.max;
-        (0..10).for_each(|_| budget.learn(2 * max));
+        let late = max + 2 * WAKE_UPS;
+        (0..10).for_each(|_| budget.learn(late));
         assert_eq!(budget.limit, MIN_SPIN);
         // A call of the program wakes the driver.
         budget.sleep();
         budget.should_spin();
         budget.on_progress();
         assert_eq!(budget.limit, MIN_SPIN);
-        budget.learn(max);
+        budget.learn(max + WAKE_UPS);
         assert_eq!(budget.limit, 2 * MIN_SPIN);
-        (0..10).for_each(|_| budget.learn(Duration::ZERO));
-        assert_eq!(budget.limit, max);
+        while budget.limit < max {
+            budget.learn(Duration::ZERO);
+        }
         // A message does.
-        budget.state = SpinState::Sleeping(Instant::now().checked_sub(2 * max).unwrap());
+        budget.state = SpinState::Sleeping(Instant::now().checked_sub(late).unwrap());
         budget.on_progress();
         assert_eq!(budget.limit, max / 2);
+    }
+
+    /// A driver whose messages come somewhat later than it spins does not spin in vain for ever,
+    /// and tries again now and then.
+    #[test]
+    fn driver_stops_to_spin_in_vain() {
+        let max = Duration::from_micros(200);
+        let mut budget = SpinBudget::new(max, true);
+        let spins = |budget: &mut SpinBudget, sleeps: u32| -> u32 {
+            let full = (0..sleeps).map(|_| {
+                let is_full = budget.limit == max;
+                budget.learn(max);
+                u32::from(is_full)
+            });
+            full.sum()
+        };
+        assert_eq!(spins(&mut budget, VAIN_LIMIT + FIRST_PAUSE), VAIN_LIMIT);
+        assert_eq!(spins(&mut budget, VAIN_LIMIT + 2 * FIRST_PAUSE), VAIN_LIMIT);
+        let later = spins(&mut budget, 100_000);
+        assert!((100..1000).contains(&later), "{later}");
+        // Spinning that finds a message ends that.
+        while budget.limit < max {
+            budget.learn(max);
+        }
+        for _ in 0..10 * VAIN_LIMIT {
+            budget.learn(max);
+            assert_eq!(budget.limit, max);
+            assert!(budget.should_spin());
+            budget.on_progress();
+        }
+        assert_eq!(budget.next_pause, FIRST_PAUSE);
     }
 
     #[test]
