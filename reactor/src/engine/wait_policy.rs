@@ -171,7 +171,7 @@ const MIN_SPIN: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 5 })
 /// The time that wake-ups add to the sleep of a driver when its peer sleeps too: one of each, which
 /// take 30 to 80 us in a virtual machine.
 const WAKE_UPS: Duration = Duration::from_micros(150);
-/// Spins of the full time that found nothing, one after another, before a driver stops to spin.
+/// Spins of the full time that found nothing, one after another, before a driver stops spinning.
 const VAIN_LIMIT: u32 = 4;
 /// The number of sleeps until it spins again. Doubled each time, up to the second one.
 const FIRST_PAUSE: u32 = 16;
@@ -233,7 +233,7 @@ fn core_count() -> usize {
 /// Whether spinning finds work is no measure of how long to spin. Two peers that both sleep wait
 /// for each other's wake-up, which takes longer than a short spin, so that neither would begin to
 /// spin again. But when spins of the full time find nothing several times, the messages come later,
-/// and the driver stops to spin for a number of sleeps.
+/// and the driver stops spinning for a number of sleeps.
 #[derive(Debug)]
 pub(crate) struct SpinBudget {
     limit: Duration,
@@ -401,7 +401,7 @@ mod tests {
     /// A driver whose messages come somewhat later than it spins does not spin in vain for ever,
     /// and tries again now and then.
     #[test]
-    fn driver_stops_to_spin_in_vain() {
+    fn driver_stops_spinning_in_vain() {
         let max = Duration::from_micros(200);
         let mut budget = SpinBudget::new(max, true);
         let spins = |budget: &mut SpinBudget, sleeps: u32| -> u32 {
