@@ -135,11 +135,11 @@ fn check_addresses(hints: &Hints, offer: &Info) -> CheckResult {
             let offered = "only its own address format";
             return mismatch(offer, attribute, address.to_string(), offered);
         }
-        // The offer may have the other IP version: the checks below are for this case.
+        // The hints contradict each other.
         if let Some(requested) = hints.addr_format
             && requested.check(address).is_err()
         {
-            let offered = format!("the requested format {requested:?}");
+            let offered = format!("only addresses of the requested format {requested:?}");
             return mismatch(offer, attribute, address.to_string(), offered);
         }
     }
