@@ -24,12 +24,16 @@
 //! # Addresses
 //!
 //! An address is an IP address and a port: `tcp://10.0.0.5:7000`, `tcp://[2001:db8::1]:7000`, or
-//! with the schemes `fi_sockaddr_in://` and `fi_sockaddr_in6://`. Host names
-//! (`tcp://localhost:7000`) are resolved, on a blocking thread, by the calls that are awaited
-//! ([`Endpoint::bind`], [`Endpoint::add_peer`], [`ConnectedEndpoint::connect`]) and by
+//! with the schemes `fi_sockaddr_in://` and `fi_sockaddr_in6://`. Calls that take the text also
+//! take a [`SocketAddr`](std::net::SocketAddr). Host names (`tcp://localhost:7000`) and names of
+//! services (`tcp://localhost:http`) are resolved, on a blocking thread, by the calls that are
+//! awaited ([`Endpoint::bind`], [`Endpoint::add_peer`], [`ConnectedEndpoint::connect`]) and by
 //! [`resolve`](resolve()). The port is required. Port 0 binds a free one: [`Endpoint::name`] has
 //! the port for peers. `tcp://` alone binds to the loopback address, or, in the domain of a network
-//! interface, to the address of the interface.
+//! interface, to the address of the interface. Objects that are opened from an info with the
+//! address format `FI_SOCKADDR_IN` or `FI_SOCKADDR_IN6`
+//! ([`Hints::addr_format`](crate::Hints::addr_format)) have addresses and peers of this IP version
+//! only.
 //!
 //! An endpoint is bound to one address, not to all addresses of a machine (`0.0.0.0`): the endpoint
 //! connects from that address, and peers identify it by that address. An endpoint on `127.0.0.1`
